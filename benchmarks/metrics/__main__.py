@@ -30,7 +30,7 @@ def microseconds(action: Callable[[], object]) -> float:
 
 
 def main() -> None:
-    """Print the cost of each kind of count."""
+    """Measure and print the figures."""
     clock, counters = PhaseClock(), StepCounters()
     duration = metrics.histogram(catalogue.COLLECTIVE_TIME, "all_reduce", "ring")
     moved = metrics.counter(catalogue.COLLECTIVE_BYTES, "all_reduce")

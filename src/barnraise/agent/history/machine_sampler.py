@@ -55,7 +55,7 @@ class MachineSampler:
         return LinkSample(at, tuple(links))
 
 
-def to_entry(sample: devices.DeviceSamples, at: float, node: bytes, energy_j: float | None) -> MachineSample:
+def to_entry(sample: devices.MachineReading, at: float, node: bytes, energy_j: float | None) -> MachineSample:
     """Return an entry of the record: sums of memory, the highest temperature and the mean load. Pure."""
     computing = sample.computing
     used = [device.memory_used for device in computing if device.memory_used is not None]

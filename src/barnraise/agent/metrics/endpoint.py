@@ -96,7 +96,7 @@ class MetricsEndpoint:
     """Server on a port of 127.0.0.1, in threads of its own. ``collect`` runs on the loop of the agent."""
 
     def __init__(self, port: int, collect: Callable[[], Awaitable[bytes]]) -> None:
-        """Open the port and serve it. Raise OSError if another program has it."""
+        """Open the port and start to answer. Raise OSError if another program has it."""
         self._loop = asyncio.get_running_loop()
         self._collect = collect
 
@@ -111,7 +111,7 @@ class MetricsEndpoint:
         self._thread.start()
 
     async def close(self) -> None:
-        """Stop the server and close its port."""
+        """Stop to answer and close the port."""
         await asyncio.to_thread(self._server.shutdown)
         self._server.server_close()
 

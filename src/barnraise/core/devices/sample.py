@@ -50,7 +50,7 @@ class BatterySample(msgspec.Struct, frozen=True, kw_only=True):
     power_w: Watts | None = None
 
 
-class DeviceSamples(msgspec.Struct, frozen=True, kw_only=True):
+class MachineReading(msgspec.Struct, frozen=True, kw_only=True):
     """Figures of all devices of a machine at one moment; ``at``: seconds since 1970."""
 
     at: Annotated[float, Meta(ge=0, le=1e12)]

@@ -14,7 +14,7 @@ import psutil
 from barnraise.core.devices import sysfs
 from barnraise.core.devices.nvidia import NvidiaCards
 from barnraise.core.devices.processor import CpuTimes, cpu_temperature, cpu_times, temperatures, utilization
-from barnraise.core.devices.sample import BatterySample, DeviceSample, DeviceSamples
+from barnraise.core.devices.sample import BatterySample, DeviceSample, MachineReading
 
 _SYS = Path("/sys")
 MIN_INTERVAL_S = 1.0
@@ -35,12 +35,12 @@ class DeviceSampler:
         self._root, self._monotonic = root, monotonic
         self._nvidia = NvidiaCards() if nvidia is None else nvidia
         self._lock = threading.Lock()
-        self._last: DeviceSamples | None = None
+        self._last: MachineReading | None = None
         self._last_at = float("-inf")
         self._times: CpuTimes | None = None
         self._energy: dict[str, tuple[int, int]] = {}
 
-    def sample(self) -> DeviceSamples:
+    def sample(self) -> MachineReading:
         """Return the figures of now, or those of less than a second ago."""
         with self._lock:
             now = self._monotonic()
@@ -50,18 +50,18 @@ class DeviceSampler:
             return self._last
 
     def close(self) -> None:
-        """Close the sources of all devices."""
+        """Close all sources of figures."""
         with self._lock:
             self._nvidia.close()
 
-    def _read(self, now: float) -> DeviceSamples:
+    def _read(self, now: float) -> MachineReading:
         cards = self._nvidia.samples()
         on_linux = sys.platform == "linux"
         if on_linux:
             others = sysfs.graphics_cards(sysfs.read_folders(self._root, sysfs.CARDS))
             # torch is built for one maker's cards: beside NVIDIA's, AMD's have a name of their own.
             cards += [_renamed(card) if cards and card.kind == "cuda" else card for card in others]
-        return DeviceSamples(
+        return MachineReading(
             at=time.time(),
             devices=(self._processor(now, on_linux), *cards[:63]),
             battery=self._battery(on_linux),

@@ -20,7 +20,7 @@ LabelValue = Annotated[str, Meta(max_length=_MAX_LABEL)]
 
 
 class Sample(msgspec.Struct, frozen=True, array_like=True):
-    """Value of one series. ``labels``: in the order of the series, and then the bound of a bucket."""
+    """One value of a series. ``labels``: in the order of the series, and then the bound of a bucket."""
 
     name: Annotated[str, Meta(max_length=96)]
     labels: Annotated[tuple[LabelValue, ...], Meta(max_length=8)]

@@ -67,8 +67,8 @@ def open_trace(run: str, machine: str = "") -> StepTrace | None:
     if not name:
         return None
     try:
-        found = importlib.metadata.entry_points(group=_GROUP, name=name)
-        exporter = next(iter(found)).load()()
+        entries = importlib.metadata.entry_points(group=_GROUP, name=name)
+        exporter = next(iter(entries)).load()()
         return StepTrace(run, machine or socket.gethostname(), exporter)
     except (ImportError, StopIteration):
         log.warning("steps are not traced: the exporter %s is not installed: %s", name, install_hint("otel"))
@@ -113,6 +113,7 @@ class StepTrace:
         """
         from opentelemetry import trace
         from opentelemetry.context import Context
+        from opentelemetry.sdk.trace.sampling import Decision
 
         ids = trace_ids(self._run, step.generation, step.step)
         end = int(step.end_s * _NS)
@@ -123,7 +124,8 @@ class StepTrace:
             self._tracer.start_span("step", context=Context(), attributes=facts, start_time=start).end(end)
             self._ids.first = None
         decision = self.provider.sampler.should_sample(None, ids[0], "step").decision
-        flags = trace.TraceFlags(trace.TraceFlags.SAMPLED if decision.is_sampled() else 0)  # type: ignore[no-untyped-call]
+        is_sampled = decision is Decision.RECORD_AND_SAMPLE
+        flags = trace.TraceFlags(trace.TraceFlags.SAMPLED if is_sampled else trace.TraceFlags.DEFAULT)
         first = trace.NonRecordingSpan(trace.SpanContext(*ids, is_remote=True, trace_flags=flags))
         own = self._tracer.start_span(
             self._machine,

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from barnraise.core.devices import BatterySample, DeviceSample, DeviceSampler, DeviceSamples
+from barnraise.core.devices import BatterySample, DeviceSample, DeviceSampler, MachineReading
 from barnraise.core.devices.nvidia import NvidiaCards
 from tests.unit.core.devices.test_nvidia import RecordedLibrary
 
@@ -31,7 +31,7 @@ def write(root: Path, **files: str) -> None:
         place.write_text(text + "\n")
 
 
-def test_a_second_reading_within_a_second_is_the_first(tmp_path: Path) -> None:
+def test_second_reading_within_a_second_is_the_first(tmp_path: Path) -> None:
     clock = Clock()
     sampler = DeviceSampler(tmp_path, NvidiaCards(), clock)
     first = sampler.sample()
@@ -73,9 +73,9 @@ def test_power_of_the_machine_is_that_of_its_battery_or_of_its_devices() -> None
         DeviceSample(name=f"cuda:{i}", kind="cuda", power_w=power)
         for i, power in enumerate((40.0, None, 2.0))
     )
-    assert DeviceSamples(at=0.0, devices=devices).power_w == 42.0
-    assert DeviceSamples(at=0.0, devices=devices[1:2]).power_w is None
-    assert DeviceSamples(at=0.0, devices=devices, battery=BatterySample(power_w=60.0)).power_w == 60.0
+    assert MachineReading(at=0.0, devices=devices).power_w == 42.0
+    assert MachineReading(at=0.0, devices=devices[1:2]).power_w is None
+    assert MachineReading(at=0.0, devices=devices, battery=BatterySample(power_w=60.0)).power_w == 60.0
 
 
 @pytest.mark.parametrize(
@@ -88,6 +88,6 @@ def test_power_of_the_machine_is_that_of_its_battery_or_of_its_devices() -> None
         {"name": "cpu", "kind": "cpu", "power_w": float("nan")},
     ],
 )
-def test_a_sample_of_another_machine_is_bounded(broken: dict[str, object]) -> None:
+def test_sample_of_another_machine_is_bounded(broken: dict[str, object]) -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.msgpack.decode(msgspec.msgpack.encode(broken), type=DeviceSample)
