@@ -94,7 +94,7 @@ class MeteredAgents(LocalAgents):
 
     def value(self, place: int, name: str) -> float:
         """Return the sum of the samples with this name."""
-        return sum(value for (found, _), value in self.scrape(place).items() if found == name)
+        return sum(value for (sample_name, _), value in self.scrape(place).items() if sample_name == name)
 
 
 @pytest.fixture(scope="module")
@@ -210,14 +210,14 @@ def _expressions() -> list[str]:
     """Return the expressions of the dashboard, with what Grafana would write for its variables."""
     board = json.loads(DASHBOARD.read_text(encoding="utf-8"))
     given = {"$run": ".*", "$__rate_interval": "10s", "$__range": "1m"}
-    found = []
+    expressions = []
     for panel in board["panels"]:
         for target in panel["targets"]:
             expression = target["expr"]
             for variable, value in given.items():
                 expression = expression.replace(variable, value)
-            found.append(expression)
-    return found
+            expressions.append(expression)
+    return expressions
 
 
 def _answers(port: int, expression: str) -> bool:

@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
 def agent_samples(agent: Agent, now: float) -> list[Sample]:
     """Return the gauges of the agent. They are read now, so they cannot be out of date."""
-    found = [*_process(agent), *_cluster(agent, now), *_links(agent), *_runs(agent), *_disk(agent)]
-    return [Sample(series.name, labels, float(value)) for series, labels, value in found]
+    gauges = [*_process(agent), *_cluster(agent, now), *_links(agent), *_runs(agent), *_disk(agent)]
+    return [Sample(series.name, labels, float(value)) for series, labels, value in gauges]
 
 
 def device_samples(machine: MachineSample) -> list[Sample]:
     """Return the values of all devices; what a device cannot tell has no value."""
-    found: list[Sample] = []
+    samples: list[Sample] = []
 
     def add(series: Series, value: float | None, *labels: str) -> None:
         if value is not None:
-            found.append(Sample(series.name, labels, float(value)))
+            samples.append(Sample(series.name, labels, float(value)))
 
     for device in machine.devices:
         labels = (device.name, device.model)
@@ -42,7 +42,7 @@ def device_samples(machine: MachineSample) -> list[Sample]:
     if machine.battery is not None:
         add(catalogue.BATTERY_CHARGE, machine.battery.charge)
         add(catalogue.BATTERY_POWER, machine.battery.power_w)
-    return found
+    return samples
 
 
 _Value = tuple[Series, tuple[str, ...], float]

@@ -53,11 +53,11 @@ class ProcessTable:
 
     def samples(self, now: float) -> list[Sample]:
         """Return the values of all processes but those that have been silent for long."""
-        found: list[Sample] = []
+        samples: list[Sample] = []
         for (run, local_rank, _), totals in sorted(self._places.items()):
             if now - totals.heard_at <= SILENCE_S:
-                found += totals.samples((run, str(local_rank)))
-        return found
+                samples += totals.samples((run, str(local_rank)))
+        return samples
 
     def keep_only(self, runs: Collection[str]) -> None:
         """Forget the values of all other runs."""

@@ -33,15 +33,15 @@ class NvidiaCards:
             return []
         if self._nvml is None:
             return nvidia_smi.read_cards()
-        found = []
+        cards = []
         try:
             count = min(_MAX_CARDS, int(self._nvml.nvmlDeviceGetCount()))
         except Exception:  # noqa: BLE001 - the driver was unloaded
             return []
         for index in range(count):
             with contextlib.suppress(Exception):  # a card that fell off the bus must not hide the others
-                found.append(card_sample(self._nvml, index))
-        return found
+                cards.append(card_sample(self._nvml, index))
+        return cards
 
     def close(self) -> None:
         """Close the library, so that the cards may sleep."""

@@ -97,7 +97,7 @@ def graphics_cards(cards: Folders) -> list[DeviceSample]:
 
     torch calls AMD's cards ``cuda`` and Intel's ``xpu``, and counts each kind from 0.
     """
-    found: list[DeviceSample] = []
+    samples: list[DeviceSample] = []
     counts = {"cuda": 0, "xpu": 0}
     for folder in sorted(cards, key=lambda name: (len(name), name)):
         files = cards[folder]
@@ -110,7 +110,7 @@ def graphics_cards(cards: Folders) -> list[DeviceSample]:
         used, total = _number(files, "mem_info_vram_used"), _number(files, "mem_info_vram_total")
         if busy is heat is power is total is None:
             continue  # an Intel card inside of the processor tells nothing here
-        found.append(
+        samples.append(
             DeviceSample(
                 name=f"{kind}:{counts[kind]}",
                 kind=kind,
@@ -123,7 +123,7 @@ def graphics_cards(cards: Folders) -> list[DeviceSample]:
             )
         )
         counts[kind] += 1
-    return found
+    return samples
 
 
 def batteries(supplies: Folders) -> BatterySample | None:

@@ -40,7 +40,7 @@ class MetricRegistry:
 
     def samples(self) -> list[Sample]:
         """Return all values of now."""
-        found = []
+        samples = []
         for metric in self._prometheus.collect():
             for sample in metric.samples:
                 series = BY_SAMPLE_NAME.get(sample.name)
@@ -48,8 +48,8 @@ class MetricRegistry:
                     continue
                 names = (*series.own_labels, *((BUCKET_LABEL,) if BUCKET_LABEL in sample.labels else ()))
                 labels = tuple(sample.labels[name] for name in names)
-                found.append(Sample(sample.name, labels, float(sample.value)))
-        return found
+                samples.append(Sample(sample.name, labels, float(sample.value)))
+        return samples
 
     def _metric(self, kind: type[M], series: Series) -> M:
         made = self._made.get(series.name)

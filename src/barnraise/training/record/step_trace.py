@@ -67,8 +67,8 @@ def open_trace(run: str, machine: str = "") -> StepTrace | None:
     if not name:
         return None
     try:
-        found = importlib.metadata.entry_points(group=_GROUP, name=name)
-        exporter = next(iter(found)).load()()
+        entry_points = importlib.metadata.entry_points(group=_GROUP, name=name)
+        exporter = next(iter(entry_points)).load()()
         return StepTrace(run, machine or socket.gethostname(), exporter)
     except (ImportError, StopIteration):
         log.warning("steps are not traced: the exporter %s is not installed: %s", name, install_hint("otel"))

@@ -43,18 +43,18 @@ def serve(use: Callable[[MetricsEndpoint], object]) -> object:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.1:52417", "localhost", "LOCALHOST.:1", "[::1]:9"])
-def test_a_program_of_this_machine_reads_the_metrics(host: str) -> None:
+def test_program_of_this_machine_reads_the_metrics(host: str) -> None:
     assert serve(lambda endpoint: ask(endpoint.port, host=host)) == (200, TEXT)
 
 
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example:80", "", "127.0.0.1@evil"])
-def test_a_page_that_leads_its_name_here_reads_nothing(host: str) -> None:
+def test_page_that_leads_its_name_here_reads_nothing(host: str) -> None:
     status, body = serve(lambda endpoint: ask(endpoint.port, host=host))  # type: ignore[misc]
     assert status == 421
     assert b"barnraise_runs" not in body
 
 
-def test_an_agent_that_is_too_busy_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_agent_that_is_too_busy_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoint_module, "_REQUEST_S", 0.1)
 
     async def collect() -> bytes:
@@ -77,7 +77,7 @@ def test_other_paths_and_methods_are_refused() -> None:
     assert serve(lambda endpoint: ask(endpoint.port, method="HEAD")) == (200, b"")
 
 
-def test_the_port_is_open_on_loopback_only() -> None:
+def test_port_is_open_on_loopback_only() -> None:
     def bound(endpoint: MetricsEndpoint) -> str:
         return str(endpoint._server.socket.getsockname()[0])
 
@@ -96,7 +96,7 @@ def test_silent_connections_do_not_keep_a_scrape_away() -> None:
     assert serve(use) == (200, TEXT)
 
 
-def test_a_port_that_is_taken_is_an_error() -> None:
+def test_port_that_is_taken_is_an_error() -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()

@@ -34,10 +34,10 @@ def test_counters_continue_when_a_process_starts_again() -> None:
     table.update("spiral", 0, values(SECOND, 1, loss=1.4), 2.0)
     assert steps(table, 2.0) == 10
     table.update("spiral", 0, values(SECOND, 4, loss=1.3), 3.0)
-    found = table.samples(3.0)
-    assert value_of(found, "barnraise_steps_total", "spiral", "0") == 13
-    assert value_of(found, "barnraise_loss", "spiral", "0") == 1.3
-    assert value_of(found, "barnraise_collective_failures_total", "spiral", "0", "send", "x") == 1
+    samples = table.samples(3.0)
+    assert value_of(samples, "barnraise_steps_total", "spiral", "0") == 13
+    assert value_of(samples, "barnraise_loss", "spiral", "0") == 1.3
+    assert value_of(samples, "barnraise_collective_failures_total", "spiral", "0", "send", "x") == 1
 
 
 def test_series_of_a_silent_process_disappear_and_come_back_as_they_were() -> None:
@@ -49,7 +49,7 @@ def test_series_of_a_silent_process_disappear_and_come_back_as_they_were() -> No
     assert steps(table, 60.0) == 6
 
 
-def test_a_run_that_ended_is_forgotten() -> None:
+def test_run_that_ended_is_forgotten() -> None:
     table = ProcessTable()
     table.update("spiral", 0, values(FIRST, 5), 0.0)
     table.keep_only({"other"})
@@ -58,7 +58,7 @@ def test_a_run_that_ended_is_forgotten() -> None:
     assert steps(table, 1.0) == 1
 
 
-def test_a_worker_that_invents_processes_and_labels_stays_bounded() -> None:
+def test_worker_that_invents_processes_and_labels_stays_bounded() -> None:
     table = ProcessTable()
     for number in range(20):
         invented = tuple(

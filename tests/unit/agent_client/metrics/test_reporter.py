@@ -63,7 +63,7 @@ def test_report_has_the_values_of_worker_and_communication_process(agent: FakeAg
     assert agent.connections == 1
 
 
-def test_an_agent_that_was_away_gets_the_next_report(agent: FakeAgent, tmp_path: Path) -> None:
+def test_agent_that_was_away_gets_the_next_report(agent: FakeAgent, tmp_path: Path) -> None:
     own = MetricsReporter(tmp_path, "spiral", 0)
     agent.is_away = True
     own.report()
@@ -75,7 +75,7 @@ def test_an_agent_that_was_away_gets_the_next_report(agent: FakeAgent, tmp_path:
     assert agent.connections == 2
 
 
-def test_a_process_that_no_agent_launched_reports_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_that_no_agent_launched_reports_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("BARNRAISE_LAUNCHED", raising=False)
     reporter.start_reporter()
     assert reporter._reporter is None

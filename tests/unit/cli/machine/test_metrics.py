@@ -62,13 +62,13 @@ def test_values_have_their_units(value: float, series: catalogue.Series, expecte
 
 
 def test_json_has_no_numbers_that_json_lacks() -> None:
-    found = to_json([Sample("barnraise_loss", ("spiral", "0"), math.nan)])["metrics"]
-    assert found == [
+    metrics = to_json([Sample("barnraise_loss", ("spiral", "0"), math.nan)])["metrics"]
+    assert metrics == [
         {"name": "barnraise_loss", "labels": {"run": "spiral", "worker": "0"}, "value": None, "unit": ""}
     ]
 
 
-def test_an_unknown_name_is_an_error() -> None:
+def test_unknown_name_is_an_error() -> None:
     from barnraise.cli.machine import metrics
 
     with pytest.raises(ConfigError, match="no metric 'nonsense'"):

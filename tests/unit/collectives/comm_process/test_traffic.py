@@ -67,7 +67,7 @@ def test_retransmits_are_the_24th_number_of_the_struct() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="struct tcp_info of Linux")
-def test_a_link_on_loopback_retransmits_nothing() -> None:
+def test_link_on_loopback_retransmits_nothing() -> None:
     sender, receiver = pair()
     exchange(sender, receiver, 5000)
     assert retransmits(sender.tcp_info()) == 0

@@ -31,7 +31,7 @@ def write(root: Path, **files: str) -> None:
         place.write_text(text + "\n")
 
 
-def test_a_second_reading_within_a_second_is_the_first(tmp_path: Path) -> None:
+def test_second_reading_within_a_second_is_the_first(tmp_path: Path) -> None:
     clock = Clock()
     sampler = DeviceSampler(tmp_path, NvidiaCards(), clock)
     first = sampler.sample()
@@ -88,6 +88,6 @@ def test_power_of_the_machine_is_that_of_its_battery_or_of_its_devices() -> None
         {"name": "cpu", "kind": "cpu", "power_w": float("nan")},
     ],
 )
-def test_a_sample_of_another_machine_is_bounded(broken: dict[str, object]) -> None:
+def test_sample_of_another_machine_is_bounded(broken: dict[str, object]) -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.msgpack.decode(msgspec.msgpack.encode(broken), type=DeviceSample)

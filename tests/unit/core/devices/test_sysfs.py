@@ -27,7 +27,7 @@ BATTERY = {"type": "Battery", "status": "Discharging", "capacity": "81", "power_
 
 
 def test_only_whole_packages_count_and_each_once() -> None:
-    found = sysfs.processor_energy(
+    counters = sysfs.processor_energy(
         {
             "intel-rapl-mmio:0": {**PACKAGE, "energy_uj": "7"},
             "intel-rapl:0": PACKAGE,
@@ -39,7 +39,7 @@ def test_only_whole_packages_count_and_each_once() -> None:
             "intel-rapl:2": {"name": "psys", "energy_uj": "9", "max_energy_range_uj": "10"},
         }
     )
-    assert found == {"package-0": (240422366267, 262143328850)}
+    assert counters == {"package-0": (240422366267, 262143328850)}
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_power_is_unknown_without_an_earlier_reading() -> None:
     assert sysfs.mean_power({}, {}, 1.0) is None
 
 
-def test_an_amd_card_is_called_cuda_as_torch_does() -> None:
+def test_amd_card_is_called_cuda_as_torch_does() -> None:
     assert sysfs.graphics_cards({"card0": RADEON, "card0-DP-1": RADEON}) == [
         DeviceSample(
             name="cuda:0",
@@ -127,5 +127,5 @@ def test_files_are_read_below_the_folders_that_fit(tmp_path: Path) -> None:
     (card / "vendor").write_text("0x1002\n")
     (card / "hwmon/hwmon3/temp1_input").write_text("43000\n")
     (card / "gpu_busy_percent").mkdir()  # cannot be read as a file
-    found = sysfs.read_folders(tmp_path, sysfs.CARDS)
-    assert found == {"card0": {"vendor": "0x1002", "temp1_input": "43000"}}
+    folders = sysfs.read_folders(tmp_path, sysfs.CARDS)
+    assert folders == {"card0": {"vendor": "0x1002", "temp1_input": "43000"}}

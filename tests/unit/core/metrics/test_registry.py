@@ -30,7 +30,7 @@ def test_samples_have_the_labels_of_their_process(counted: MetricRegistry) -> No
     assert not [sample for sample in samples if "created" in sample.name]
 
 
-def test_a_series_that_nothing_counts_has_no_value(counted: MetricRegistry) -> None:
+def test_series_that_nothing_counts_has_no_value(counted: MetricRegistry) -> None:
     assert value_of(counted.samples(), "barnraise_samples_total") is None
 
 
@@ -55,6 +55,6 @@ def test_metrics_stay_out_of_the_default_registry() -> None:
     assert not [metric.name for metric in REGISTRY.collect() if metric.name.startswith("barnraise")]
 
 
-def test_a_series_is_used_as_its_kind() -> None:
+def test_series_is_used_as_its_kind() -> None:
     with pytest.raises(AssertionError, match="barnraise_steps_total"):
         MetricRegistry().gauge(catalogue.STEPS)

@@ -71,7 +71,7 @@ def test_spans_of_phases_fill_the_step() -> None:
     assert dict(step.attributes or {}) == {"barnraise.run": "spiral-1", "barnraise.step": 0}
 
 
-def test_a_sampler_decides_alike_on_all_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sampler_decides_alike_on_all_machines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_traceidratio")
     monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "0.3")
     first = {span.context.trace_id for span in spans_of("mac", 0, range(200)) if span.context}
@@ -102,7 +102,7 @@ def test_nothing_is_traced_without_a_variable(monkeypatch: pytest.MonkeyPatch) -
     assert open_trace("spiral-1") is None
 
 
-def test_an_exporter_that_is_not_installed_is_named(
+def test_exporter_that_is_not_installed_is_named(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "zipkin_of_nobody")
