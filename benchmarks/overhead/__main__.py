@@ -116,7 +116,7 @@ def main() -> int:
     steps = options.steps or (200 if options.quick else 400)
     print(environment_line(), flush=True)
     bare, watched = measure_steps(pairs, steps)
-    ratios = [one / other for one, other in zip(watched.medians, bare.medians, strict=True)]
+    ratios = [median / other for median, other in zip(watched.medians, bare.medians, strict=True)]
     updates = [ms for ms, _ in measure_updates(MACHINES, UPDATES)]
     listed = asyncio.run(measure_list(RUNS))
     rows = [

@@ -108,7 +108,7 @@ class InventedMachine:
     rows: Sequence[RunRow] = ()
     entries: Sequence[Entry] = ()
     output: bytes = b"step 1 loss 4.2\nstep 2 loss 4.1\n"
-    asked: list[AgentRequest | RunRequest | HistoryRequest] = field(default_factory=list)
+    requests: list[AgentRequest | RunRequest | HistoryRequest] = field(default_factory=list)
 
     async def runs(self) -> Sequence[RunRow]:
         """Return the rows of all runs."""
@@ -122,7 +122,7 @@ class InventedMachine:
 
     async def ask(self, request: AgentRequest | RunRequest | HistoryRequest, expected: type[T]) -> T:
         """Return an answer, and remember the request."""
-        self.asked.append(request)
+        self.requests.append(request)
         answer: AgentResponse
         match request:
             case CheckRequest():

@@ -87,7 +87,7 @@ def main(arguments: list[str]) -> int:
         agent_alone = _agent_share(agent.pid, options.seconds / 2)
         terminal = Terminal(agents, run, options.columns, options.rows)
         time.sleep(_SETTLED_S)
-        start, screen, asked, sent = (
+        start, screen, agent_s, sent = (
             time.monotonic(),
             _cpu_s(terminal.process.pid),
             _cpu_s(agent.pid),
@@ -99,7 +99,7 @@ def main(arguments: list[str]) -> int:
         figures = {
             "steps": steps_of(agents, run) - first,
             "screen_cpu_s_per_minute": round((_cpu_s(terminal.process.pid) - screen) / minutes, 2),
-            "agent_cpu_s_per_minute": round((_cpu_s(agent.pid) - asked) / minutes, 2),
+            "agent_cpu_s_per_minute": round((_cpu_s(agent.pid) - agent_s) / minutes, 2),
             "agent_alone_cpu_s_per_minute": round(agent_alone, 2),
             "terminal_bytes_per_s": round((terminal.bytes - sent) / minutes / 60),
         }

@@ -39,8 +39,8 @@ def with_browser(work: Work, *, runs: int = 5, machines: int = 3) -> None:
             await tab.until(f"location.pathname.endsWith('/{PLACE}/') && document.readyState === 'complete'")
             await work(machine, page, tab)
             origin = page.root.rsplit("/", 1)[0]
-            asked = [address for address in tab.requests if not address.startswith((origin, "data:"))]
-            assert asked in ([], ["about:blank"]), "it asked another host"
+            addresses = [address for address in tab.requests if not address.startswith((origin, "data:"))]
+            assert addresses in ([], ["about:blank"]), "it asked another host"
             assert tab.problems == []
 
     asyncio.run(go())
@@ -79,7 +79,7 @@ def test_page_follows_the_run_and_keeps_the_focus() -> None:
         assert await tab.evaluate("document.activeElement.id") == "stop-button"
         await tab.press("Enter", 13)
         await tab.until("document.readyState === 'complete' && !document.getElementById('stop-details').open")
-        assert StopRunRequest(RUN) in machine.asked
+        assert StopRunRequest(RUN) in machine.requests
 
     with_browser(work)
 
@@ -91,7 +91,7 @@ def test_button_pauses_a_machine() -> None:
         await tab.evaluate("document.querySelector('[id^=pause-]').click()")
         await tab.until("document.readyState === 'complete'")
         for _ in range(100):
-            if any(isinstance(asked, LimitsRequest) and asked.limits for asked in machine.asked):
+            if any(isinstance(request, LimitsRequest) and request.limits for request in machine.requests):
                 return
             await asyncio.sleep(0.05)
         raise AssertionError("no machine was paused")

@@ -47,15 +47,15 @@ def opened(agents: LocalAgents, place: int, machine: str = "") -> Iterator[tuple
     link = agents.ask(place, OpenPageRequest(machine), OpenPageResponse).link
     with httpx.Client(trust_env=False, timeout=60.0) as client:
         text = client.get(link).raise_for_status().text
-        found = re.search(r'href="(/[^"]+)/"', text)
-        assert found is not None
-        yield client, f"{link.split('/', 3)[0]}//{link.split('/', 3)[2]}{found[1]}"
+        address = re.search(r'href="(/[^"]+)/"', text)
+        assert address is not None
+        yield client, f"{link.split('/', 3)[0]}//{link.split('/', 3)[2]}{address[1]}"
 
 
 def _token(client: httpx.Client, base: str) -> str:
-    found = re.search(r'name="token" value="([^"]+)"', client.get(f"{base}/").text)
-    assert found is not None
-    return found[1]
+    field = re.search(r'name="token" value="([^"]+)"', client.get(f"{base}/").text)
+    assert field is not None
+    return field[1]
 
 
 def _place(agents: LocalAgents, number: int) -> str:
@@ -94,7 +94,7 @@ def test_owner_sees_and_pauses_other_machine(agents: LocalAgents) -> None:
         assert "asked by owner" in log.stdout
 
 
-def test_guest_is_not_asked_and_asks_nobody(agents: LocalAgents) -> None:
+def test_guest_is_not_asked_and_cannot_ask(agents: LocalAgents) -> None:
     with pytest.raises(BarnraiseError, match="only owners' machines"):
         agents.ask(0, OpenPageRequest("h2"), OpenPageResponse)
     with pytest.raises(BarnraiseError, match="only owners' machines"):

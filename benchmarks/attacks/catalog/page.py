@@ -78,15 +78,15 @@ def _tool(cluster: AttackedCluster, place: int, name: str, **arguments: Any) -> 
 
 def _link(cluster: AttackedCluster, place: int) -> tuple[int, str, str]:
     link = cluster.machines.ask(place, OpenPageRequest(), OpenPageResponse).link
-    found = _PARTS.fullmatch(link)
-    assert found is not None
-    return int(found[1]), found[2], found[3]
+    parts = _PARTS.fullmatch(link)
+    assert parts is not None
+    return int(parts[1]), parts[2], parts[3]
 
 
 def _open(cluster: AttackedCluster, place: int = 0) -> OpenedPage:
     port, path, link = _link(cluster, place)
-    asked = {"method": "GET", "path": path + link}
-    ((status, text),) = _tool(cluster, place, "visit_page", port=port, requests=[asked])["answers"]
+    request = {"method": "GET", "path": path + link}
+    ((status, text),) = _tool(cluster, place, "visit_page", port=port, requests=[request])["answers"]
     cookie, pages = re.search(r"set-cookie: ([^;]+);", text), re.search(rf'href="({path}/[^/]+)/"', text)
     assert status == "200"
     assert cookie is not None

@@ -413,10 +413,10 @@ async def _together(works: Iterable[Awaitable[None]]) -> None:
 class AskingGuest(Guest):
     """A guest that counts answers to its requests."""
 
-    told = 0
+    answers = 0
 
     def _received(self, link: ControlConnection, message: bytes) -> None:
-        self.told += message[:1] == protocol.OWNER
+        self.answers += message[:1] == protocol.OWNER
         super()._received(link, message)
 
 
@@ -433,4 +433,4 @@ async def guest_asks_as_owner(keep: str, agents: Agents, run: str) -> Result:
             sent += 1
             await asyncio.sleep(1.0)
             link.close("done")
-    return {"sent": sent, "told": guest.told}
+    return {"sent": sent, "told": guest.answers}

@@ -230,9 +230,9 @@ class PageApp:
         rows = (await source.runs())[-_MOST_ROWS:][::-1]
         words = request.query_params.get("words")
         run = request.query_params.get("run") or (rows[0].run if rows else "")
-        found = await search_logs(source, run, words[:200]) if words is not None and run else None
+        log_lines = await search_logs(source, run, words[:200]) if words is not None and run else None
         return self._page(
-            "logs.html", request, source, page="logs", rows=rows, run=run, words=words or "", found=found
+            "logs.html", request, source, page="logs", rows=rows, run=run, words=words or "", found=log_lines
         )
 
     async def _doctor(self, request: Request) -> Response:

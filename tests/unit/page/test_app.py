@@ -45,9 +45,9 @@ def run_with(work: Work, machine: InventedMachine | None = None) -> None:
 async def token_of(page: ServedPage, client: httpx.AsyncClient) -> str:
     """Return the token of the session's forms."""
     text = (await client.get(f"{page.base}/")).text
-    found = re.search(r'name="token" value="([^"]+)"', text)
-    assert found is not None
-    return found[1]
+    field = re.search(r'name="token" value="([^"]+)"', text)
+    assert field is not None
+    return field[1]
 
 
 def test_pages_show_runs_and_a_run() -> None:
@@ -82,7 +82,7 @@ def test_every_address_needs_the_cookie_and_tells_nothing_without() -> None:
             assert (await other.get(f"{page.root}/open/guess")).status_code == 403
             origin = page.root.rsplit("/", 1)[0]
             assert (await other.get(origin)).status_code == 403
-        assert machine.asked == []
+        assert machine.requests == []
 
     run_with(work)
 
@@ -133,11 +133,11 @@ def test_changes_need_token_and_same_origin() -> None:
                 answer = await client.post(address, headers=headers, data=data)
                 assert answer.status_code in (403, 409), (headers, data)
         assert (await client.get(stop)).status_code == 405
-        assert machine.asked == []
+        assert machine.requests == []
         assert (await client.post(stop, headers={"origin": origin}, data={"token": token})).status_code == 303
-        assert machine.asked == [StopRunRequest(RUN)]
+        assert machine.requests == [StopRunRequest(RUN)]
         await client.post(pause, headers={"origin": origin}, data={"token": token})
-        request = machine.asked[-1]
+        request = machine.requests[-1]
         assert isinstance(request, LimitsRequest)
         assert request.limits is not None
         assert request.limits.paused
@@ -194,11 +194,11 @@ def _check_harmless(text: str) -> None:
 def test_updates_send_only_what_has_changed() -> None:
     async def work(machine: InventedMachine, page: ServedPage, client: httpx.AsyncClient) -> None:
         text = (await client.get(f"{page.base}/runs/{RUN}")).text
-        found = re.search(r'data-updates="([^"]+)"', text)
-        assert found is not None
+        address = re.search(r'data-updates="([^"]+)"', text)
+        assert address is not None
         origin = page.root.rsplit("/", 1)[0]
         names: list[str] = []
-        async with client.stream("GET", origin + found[1], timeout=30.0) as stream:
+        async with client.stream("GET", origin + address[1], timeout=30.0) as stream:
             assert stream.headers["content-type"].startswith("text/event-stream")
             async for line in stream.aiter_lines():
                 if line.startswith("data: "):

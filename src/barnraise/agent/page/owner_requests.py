@@ -95,12 +95,12 @@ class OwnerRequests:
         if future is not None and not future.done():
             future.set_result(message)
 
-    async def _answer(self, node: NodeId, asked: OwnerRequest) -> None:
+    async def _answer(self, node: NodeId, request: OwnerRequest) -> None:
         try:
-            self._send(node, OwnerResponse(asked.serial, await self._response(node, asked.body)))
+            self._send(node, OwnerResponse(request.serial, await self._response(node, request.body)))
         except BarnraiseError as error:
             message, hint = error.message[:4000], error.hint[:4000]
-            self._send(node, OwnerResponse(asked.serial, code=error.code, message=message, hint=hint))
+            self._send(node, OwnerResponse(request.serial, code=error.code, message=message, hint=hint))
         finally:
             self._answering[node] -= 1
 

@@ -71,9 +71,9 @@ def beside(left: Sequence[Line], right: Sequence[Line], width: int, gap: int = 3
     """Return two blocks next to each other; the left one is ``width`` columns wide."""
     rows = []
     for place in range(max(len(left), len(right))):
-        one = left[place] if place < len(left) else ()
+        left_line = left[place] if place < len(left) else ()
         other = right[place] if place < len(right) else ()
-        rows.append((*fitted(one, width, padded=True), Span(" " * gap), *other))
+        rows.append((*fitted(left_line, width, padded=True), Span(" " * gap), *other))
     return rows
 
 

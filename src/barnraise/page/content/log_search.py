@@ -35,11 +35,11 @@ class FoundLines:
 
 async def search_logs(source: PageSource, run: str, words: str) -> FoundLines:
     """Return the lines of a run that have these words, in any case; all lines if there are no words."""
-    found, tail, wanted = FoundLines(), LogTail(), words.casefold()
+    matches, tail, wanted = FoundLines(), LogTail(), words.casefold()
     names: dict[int, str] = {}
     starts: dict[int, int] = {}
     deadline = asyncio.get_running_loop().time() + MOST_SECONDS
-    while asyncio.get_running_loop().time() < deadline and found.searched_bytes < MOST_BYTES:
+    while asyncio.get_running_loop().time() < deadline and matches.searched_bytes < MOST_BYTES:
         request = WatchRequest(run=run, follow=tail.wanted(starts), wait_s=0.0)
         response = await source.ask(request, WatchResponse)
         for worker in (*response.past, *response.workers):
@@ -47,18 +47,18 @@ async def search_logs(source: PageSource, run: str, words: str) -> FoundLines:
             starts[worker.number] = 0
         for number, line in tail.heard(response):
             if wanted in line.casefold():
-                found.lines.append(FoundLine(names.get(number, str(number)), line[:_MOST_CHARACTERS]))
-        found.searched_bytes += sum(len(chunk.data) for chunk in response.heard)
-        found.missing = tuple(names[number] for number in tail.missing() if number in names)
-        if len(found.lines) >= MOST_LINES:
-            del found.lines[MOST_LINES:]
-            return found
+                matches.lines.append(FoundLine(names.get(number, str(number)), line[:_MOST_CHARACTERS]))
+        matches.searched_bytes += sum(len(chunk.data) for chunk in response.heard)
+        matches.missing = tuple(names[number] for number in tail.missing() if number in names)
+        if len(matches.lines) >= MOST_LINES:
+            del matches.lines[MOST_LINES:]
+            return matches
         if tail.has_started and not any(chunk.data for chunk in response.heard):
             break
         if not starts:
             break
-    found.is_complete = found.searched_bytes < MOST_BYTES
-    return found
+    matches.is_complete = matches.searched_bytes < MOST_BYTES
+    return matches
 
 
 def _name(worker: WorkerRow) -> str:

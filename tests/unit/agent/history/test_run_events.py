@@ -42,8 +42,8 @@ def test_machine_without_a_slot_is_evicted_paused_dead_or_gone() -> None:
     assert _changes(paused) == [(C, "paused", "its link is slow")]
     assert _changes(_WITHOUT_C, c="ended") == [(C, "died", "its worker was killed by signal 9")]
     assert _changes(_WITHOUT_C, c="leaving") == [(C, "left", "the machine was asked to leave")]
-    gone = replace(_WITHOUT_C, why="c disappeared; training continues on 2 machines")
-    assert _changes(gone) == [(C, "died", "the machine does not answer")]
+    disappearance = replace(_WITHOUT_C, why="c disappeared; training continues on 2 machines")
+    assert _changes(disappearance) == [(C, "died", "the machine does not answer")]
 
 
 def test_machine_that_comes_back_joins_then_recovers() -> None:

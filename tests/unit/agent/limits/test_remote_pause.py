@@ -124,7 +124,7 @@ def test_guest_neither_pauses_others_nor_is_paused_by_them(tmp_path: Path) -> No
     assert in_loop(orders) == "refused"
 
 
-def test_answer_that_nobody_waits_for_changes_nothing(tmp_path: Path) -> None:
+def test_answer_to_no_order_changes_nothing(tmp_path: Path) -> None:
     async def answer() -> str:
         pair = Pair(tmp_path, {DESK: "owner", NAS: "owner"})
         pair.pauses[DESK].received(NAS, memoryview(messages.encode(PauseAnswer(7, True, "")))[1:])

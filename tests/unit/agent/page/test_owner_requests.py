@@ -35,7 +35,7 @@ from barnraise.core.errors import ProtocolError
         *(WatchRequest(run="train-1"), HistoryListRequest(), HistoryPartRequest("train-k3f9", b"x" * 32)),
     ],
 )
-def test_what_the_page_needs_is_answered(request_: StatusRequest) -> None:
+def test_requests_that_the_page_needs_are_answered(request_: StatusRequest) -> None:
     assert refuse_owner_request(request_) is None
 
 
@@ -47,7 +47,7 @@ def test_what_the_page_needs_is_answered(request_: StatusRequest) -> None:
         RecordRequest("train-1", 0, 0, b""),
     ],
 )
-def test_what_only_the_machines_user_may_ask_is_refused(request_: PairRequest) -> None:
+def test_requests_that_only_the_machines_user_may_send_are_refused(request_: PairRequest) -> None:
     assert refuse_owner_request(request_) is not None
 
 

@@ -59,13 +59,13 @@ def test_session_ends_when_idle_and_at_last_although_used() -> None:
 
 
 def test_closed_session_and_cookie_of_other_agent_are_unknown() -> None:
-    mine, other = PageSessions(Clock()), PageSessions(Clock())
-    opened, foreign = mine.redeem(mine.new_link("")), other.redeem(other.new_link(""))
+    sessions, other = PageSessions(Clock()), PageSessions(Clock())
+    opened, foreign = sessions.redeem(sessions.new_link("")), other.redeem(other.new_link(""))
     assert opened is not None
     assert foreign is not None
-    assert mine.token_of(foreign.cookie) is None
-    mine.close(opened.cookie)
-    assert mine.token_of(opened.cookie) is None
+    assert sessions.token_of(foreign.cookie) is None
+    sessions.close(opened.cookie)
+    assert sessions.token_of(opened.cookie) is None
 
 
 def test_links_and_sessions_are_bounded() -> None:

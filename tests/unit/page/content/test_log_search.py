@@ -15,20 +15,20 @@ def _machine(output: bytes) -> InventedMachine:
 
 
 def test_lines_with_the_words_are_found() -> None:
-    found = asyncio.run(search_logs(_machine(b"Loss 4\nstep\nthe LOSS is 3"), RUN, "loss"))
-    assert [line.text for line in found.lines] == ["Loss 4", "the LOSS is 3"]
-    assert found.lines[0].worker == "desk cuda:0"
-    assert found.is_complete
+    matches = asyncio.run(search_logs(_machine(b"Loss 4\nstep\nthe LOSS is 3"), RUN, "loss"))
+    assert [line.text for line in matches.lines] == ["Loss 4", "the LOSS is 3"]
+    assert matches.lines[0].worker == "desk cuda:0"
+    assert matches.is_complete
 
 
 def test_many_lines_are_cut_and_said_so() -> None:
-    found = asyncio.run(search_logs(_machine(b"x\n" * 5000), RUN, ""))
-    assert len(found.lines) == MOST_LINES
-    assert not found.is_complete
+    matches = asyncio.run(search_logs(_machine(b"x\n" * 5000), RUN, ""))
+    assert len(matches.lines) == MOST_LINES
+    assert not matches.is_complete
 
 
 def test_run_without_output_ends_the_search() -> None:
     machine = _machine(b"")
     assert asyncio.run(search_logs(machine, RUN, "x")).lines == []
-    assert len(machine.asked) <= 3
-    assert all(isinstance(request, WatchRequest) for request in machine.asked)
+    assert len(machine.requests) <= 3
+    assert all(isinstance(request, WatchRequest) for request in machine.requests)
