@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import torch
@@ -39,6 +39,7 @@ from barnraise.core.decoding import decode
 from barnraise.discovery.datagrams import Datagram, decode_datagram, encode_datagram
 from barnraise.history import entries as history
 from barnraise.history.log_format import decode_frames, encode_frames
+from barnraise.history.view_builder import build_view
 from barnraise.hub.client import credentials
 from barnraise.hub.mirror import handover
 from barnraise.hub.protocol import admission, invites, messages, signatures, tls
@@ -64,6 +65,9 @@ from benchmarks.attacks.fuzz.examples import examples
 from benchmarks.attacks.fuzz.sites import decoding_sites
 
 _SECRET = bytes(range(32))
+_ENTRIES = msgspec.msgpack.Decoder(
+    Annotated[tuple[history.Entry, ...], msgspec.Meta(max_length=history.MOST_ENTRIES)]
+)
 _HUB = NodeKey(Ed25519PrivateKey.from_private_bytes(bytes(32)))
 _PROOF = pairing.PairingProof(
     node=bytes(32), name="pc", platform="Linux", addresses=("192.0.2.1",), port=9, signature=bytes(64)
@@ -111,6 +115,7 @@ OWN_DATA = {
     "barnraise.cli.project_file:read_project_file": "a file of the person's project",
     "barnraise.cli.runs.resume:export": "a child process",
     "barnraise.collectives.comm_process.group:group_tag": "a hash that this machine computed",
+    "barnraise.collectives.comm_process.links.traffic:retransmits": "what the system says of a socket",
     "barnraise.collectives.messages:Inbox.feed": "the parent or a child process",
     "barnraise.collectives.messages:_command_decoder": "the parent process",
     "barnraise.collectives.messages:_reply_decoder": "a child process",
@@ -141,6 +146,7 @@ OWN_DATA = {
     "barnraise.transport.listener.listener:main": "the parent process",
     "barnraise.worker.init:_levels": "the agent of this machine",
     "barnraise.worker.launch.launch:_check_question": "its own request",
+    "barnraise.training.record.step_trace:trace_ids": "a hash that this machine computed",
 }
 # The whole modules whose places read numbers or rows that the hub itself has computed and kept.
 OWN_MODULES = {
@@ -248,6 +254,12 @@ def _history_entries() -> list[history.Entry]:
     ]
 
 
+def _view_of_entries(data: bytes) -> object:
+    """Show a run whose entries come from another machine."""
+    entries: tuple[history.Entry, ...] = decode(_ENTRIES, data, "these entries cannot be read")
+    return build_view(entries)
+
+
 def _wire() -> Iterator[Parser]:
     transport = "barnraise.transport"
     yield Parser(
@@ -283,8 +295,14 @@ def _wire() -> Iterator[Parser]:
     yield Parser(
         "history-frames",
         decode_frames,
-        ("barnraise.history.log_format:decode_frames",),
+        ("barnraise.history.log_format:_body_at",),
         lambda: [encode_frames(_history_entries()), encode_frames(_history_entries()[:2])],
+    )
+    yield Parser(
+        "history-view",
+        _view_of_entries,
+        ("barnraise.history.columns:unpack_column",),
+        lambda: [msgspec.msgpack.encode(_history_entries())],
     )
     comm = "barnraise.collectives"
     bodies: dict[str, tuple[type[msgspec.Struct], bytes]] = {
