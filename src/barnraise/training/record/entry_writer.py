@@ -19,8 +19,17 @@ _FLUSH_S = 1.0
 _CLOSE_S = 5.0
 _MOST_QUEUED = 20_000  # entries and rows that wait for the agent
 _MOST_AT_ONCE = 2048  # of one request
+_MAX_NODE = 32
 
 Item = Entry | StepRow | ValueRow
+
+
+def node_of(machine: str) -> bytes:
+    """Return a machine of a group as the record names it. Groups without an agent use names, not keys."""
+    try:
+        return bytes.fromhex(machine)[:_MAX_NODE]
+    except ValueError:
+        return machine.encode()[:_MAX_NODE]
 
 
 class EntryWriter:

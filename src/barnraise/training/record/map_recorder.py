@@ -8,7 +8,7 @@ from collections.abc import Callable
 from barnraise.history.entries import GroupStart, TrainingGoal
 from barnraise.history.step_rows import StepRow
 from barnraise.training.group.interface import GroupManager
-from barnraise.training.record.entry_writer import EntryWriter
+from barnraise.training.record.entry_writer import EntryWriter, node_of
 from barnraise.training.record.recorder import is_first_of_machine
 from barnraise.training.record.sinks import RecordSink
 
@@ -40,7 +40,7 @@ class MapRecorder:
             # A worker that died may have taken results with it.
             self._generation, self._finished = manager.generation, min(self._finished, finished)
             first = self._before + self._finished
-            members = tuple(map(bytes.fromhex, manager.machines()))
+            members = tuple(map(node_of, manager.machines()))
             if is_writer:
                 group = GroupStart(at, manager.generation, first, members, "kept", manager.provisional)
                 self._writer.put(group)

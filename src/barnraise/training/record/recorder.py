@@ -25,7 +25,7 @@ from barnraise.history.step_rows import StepRow, ValueRow
 from barnraise.training.autotune.tuner import SyncChoice
 from barnraise.training.group.interface import GroupManager
 from barnraise.training.metrics import Logged, MetricsLog
-from barnraise.training.record.entry_writer import EntryWriter
+from barnraise.training.record.entry_writer import EntryWriter, node_of
 from barnraise.training.record.sinks import RecordSink
 from barnraise.training.record.step_counters import StepCounters
 from barnraise.training.record.step_trace import TracedStep, open_trace
@@ -127,7 +127,7 @@ class RunRecorder:
                 printable(choice.why)[:_MAX_SENTENCE],
                 plan.step_s,
                 (0.0, phases.compute_s, communication_s, 0.0, 0.0, phases.overhead_s),
-                tuple((bytes.fromhex(nodes[part.name]), part.samples) for part in plan.parts),
+                tuple((node_of(nodes[part.name]), part.samples) for part in plan.parts),
             )
         )
 
@@ -148,7 +148,7 @@ class RunRecorder:
         origin: StateOrigin = "start" if first == 0 else self._steps.state_origin
         if origin == "kept" and self._previous is not None and self._previous.first + 1 > first:
             origin = "discarded"
-        members = tuple(map(bytes.fromhex, self._manager.machines()))
+        members = tuple(map(node_of, self._manager.machines()))
         if is_first_of_machine(self._manager):
             provisional = self._manager.provisional
             self._writer.put(GroupStart(at, self._generation, first, members, origin, provisional))

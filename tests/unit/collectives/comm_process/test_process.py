@@ -32,6 +32,7 @@ from barnraise.collectives.messages import (
 )
 from barnraise.collectives.rendezvous import _Entry, exchange_members
 from barnraise.core.config import NetworkSettings, Settings, StateSettings
+from barnraise.core.metrics import catalogue
 from barnraise.identity import NodeId, NodeKey
 from barnraise.identity.trust import TrustLog
 from barnraise.runs.participants import trusted_nodes
@@ -135,7 +136,7 @@ class Machine:
 
     def links(self) -> float:
         self.send(AskStatistics(1))
-        return self.next(Statistics).values["links"]
+        return self.next(Statistics).values[catalogue.LINKS_OPEN.name]
 
 
 Place = Callable[..., Machine]

@@ -59,7 +59,7 @@ def test_record_of_a_day_on_three_machines_is_below_20_mb(tmp_path: Path, steps_
     assert sum(sum(entry.samples) for entry in covered) == 256 * total
     curve = next(
         curve
-        for curve in build_curves(e for e in entries if isinstance(e, ValueBatch))
+        for curve in build_curves(entry for entry in merged if isinstance(entry, ValueBatch))
         if curve.name == "loss"
     )
     assert max(point.high for point in curve.points) == pytest.approx(9.0)  # no spike is lost

@@ -37,7 +37,7 @@ class FakeSink:
 
 
 class FakeSteps:
-    done, committed_samples, state_origin = 0, 12, "kept"
+    done, committed_samples, computed_samples, state_origin = 0, 12, 12, "kept"
     commit_range: tuple[int, int] | None = None
 
 
