@@ -27,7 +27,7 @@ _WIDE, _PHONE = 1100, 380
 
 
 def main(arguments: list[str]) -> int:
-    """Make all pictures."""
+    """Write all pictures of one run."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.pictures", description=__doc__)
     parser.add_argument("--into", type=Path, default=REPOSITORY / "docs" / "pictures")
     parser.add_argument("--steps", type=int, default=600)

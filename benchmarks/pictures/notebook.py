@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import nbformat
@@ -14,14 +15,12 @@ from nbconvert import HTMLExporter
 
 def convert_notebook(run: str, environment: Mapping[str, str], page: Path) -> None:
     """Execute a notebook that watches an ended run, and write what is saved as an HTML page."""
-    cells = [
-        nbformat.v4.new_markdown_cell("# A run, seen from a notebook"),
-        nbformat.v4.new_code_cell(
-            f'import barnraise\n\nshown = barnraise.watch("{run}")\nended = shown.wait()'
-        ),
-    ]
-    notebook = nbformat.v4.new_notebook(cells=cells)
+    cells: Any = nbformat.v4
+    code = f'import barnraise\n\nshown = barnraise.watch("{run}")\nended = shown.wait()'
+    title = cells.new_markdown_cell("# A run, seen from a notebook")
+    notebook = cells.new_notebook(cells=[title, cells.new_code_cell(code)])
     with patch.dict(os.environ, environment):
         NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
-    html, _ = HTMLExporter().from_notebook_node(notebook)
+    exporter: Any = HTMLExporter
+    html, _ = exporter().from_notebook_node(notebook)
     page.write_text(html, encoding="utf-8")

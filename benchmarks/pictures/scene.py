@@ -42,7 +42,7 @@ class Scene:
         return done.stdout
 
     def wait_for_steps(self, steps: int) -> None:
-        """Wait until so many steps are committed."""
+        """Wait until this number of steps is committed."""
         self.until(lambda: steps_of(self.agents, self.run) >= steps, f"step {steps}")
 
     def finish(self) -> None:
