@@ -24,9 +24,8 @@ from barnraise.core.sanitize import printable
 from barnraise.history.entries import Entry
 from barnraise.history.log_file import RecordPart, history_directory, logs_of, read_part
 from barnraise.history.log_format import decode_frames
-from barnraise.history.merge import merge
 from barnraise.history.view import RunView
-from barnraise.history.view_builder import build_view
+from barnraise.history.view_builder import RunHistory
 
 _ANSWER_S = 20.0
 _log = logging.getLogger(__name__)
@@ -62,10 +61,6 @@ class HistorySource:
             raise RunError(match.problem, hint=match.hint)
         return match.value
 
-    def entries(self, run: str) -> tuple[Entry, ...]:
-        """Return the history of a run, merged of all its logs."""
-        return merge(self.logs(run))
-
     def logs(self, run: str) -> list[tuple[Entry, ...]]:
         """Return the entries of each log of a run."""
         logs, problems = [], []
@@ -86,8 +81,10 @@ class HistorySource:
 
     def view(self, run: str) -> RunView:
         """Return what is shown of a run."""
-        view = build_view(self.entries(run), run=run)
-        return view if view.ended_at is not None else build_view(self.entries(run), run=run, now=time.time())
+        history = RunHistory(run)
+        for place, log in enumerate(self.logs(run)):
+            history.add(b"%d" % place, log)
+        return history.view_until_end(time.time())
 
     def _list(self) -> list[KeptLog]:
         logs: list[KeptLog] = []

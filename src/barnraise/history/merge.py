@@ -9,6 +9,7 @@ from __future__ import annotations
 import bisect
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -71,36 +72,58 @@ class Coverage:
         return list(zip(self._starts, self._ends, strict=True))
 
 
+class MergedRows(NamedTuple):
+    """Rows of several logs, each step once. ``groups``: with the number of steps that each has dropped."""
+
+    groups: list[GroupStart]
+    steps: list[StepBatch]
+    values: list[ValueBatch]
+
+
 def merge(logs: Iterable[Sequence[Entry]]) -> tuple[Entry, ...]:
     """Return one history of the entries of several logs of a run.
 
     Events come first, by time, then steps and values, by step. A merge of a merged history changes nothing.
     """
     entries = [entry for log in logs for entry in log]
-    batches = [entry for entry in entries if isinstance(entry, StepBatch)]
-    values = [entry for entry in entries if isinstance(entry, ValueBatch)]
-    own = [entry for entry in entries if isinstance(entry, OwnValues)]
-    groups = _first_starts(entry for entry in entries if isinstance(entry, GroupStart))
-    bounds = _bounds(groups, batches)
-    steps, dropped = _merge_steps(batches, bounds)
-    events = [
+    rows = merge_rows(
+        [entry for entry in entries if isinstance(entry, GroupStart)],
+        [entry for entry in entries if isinstance(entry, StepBatch)],
+        [entry for entry in entries if isinstance(entry, ValueBatch)],
+        [entry for entry in entries if isinstance(entry, OwnValues)],
+    )
+    events = distinct(
         entry
         for entry in entries
         if not isinstance(entry, StepBatch | ValueBatch | OwnValues | GroupStart | LogHead)
-    ]
+    )
+    ordered = sorted([*events, *rows.groups], key=entry_time)
+    return (*ordered, *rows.steps, *rows.values)
+
+
+def merge_rows(
+    starts: Sequence[GroupStart],
+    batches: Sequence[StepBatch],
+    values: Sequence[ValueBatch],
+    own: Sequence[OwnValues],
+) -> MergedRows:
+    """Return the rows that count. A batch that counts wholly stays the same object."""
+    groups = _first_starts(starts)
+    bounds = _bounds(groups, batches)
+    steps, dropped = _merge_steps(batches, bounds)
     counted = [
         msgspec.structs.replace(group, dropped=max(group.dropped, dropped.get(_key(group), 0)))
         for group in groups
     ]
-    ordered = sorted([*_distinct(events), *counted], key=_time)
-    return (*ordered, *steps, *_merge_values(values, own, bounds))
+    return MergedRows(counted, steps, _merge_values(values, own, bounds))
 
 
 def _key(entry: GroupStart | StepBatch | ValueBatch | OwnValues) -> _Group:
     return not entry.is_provisional, entry.generation
 
 
-def _time(entry: Entry) -> float:
+def entry_time(entry: Entry) -> float:
+    """Return the time by which events are ordered; facts about machines come first."""
     return 0.0 if isinstance(entry, MachineFacts) else getattr(entry, "at", 0.0)
 
 
@@ -129,10 +152,10 @@ def _identity(entry: Entry) -> Hashable:
             return msgspec.msgpack.encode(entry)
 
 
-def _distinct(entries: Iterable[Entry]) -> list[Entry]:
+def distinct(entries: Iterable[Entry]) -> list[Entry]:
     """Return one entry for each event: the earliest, and of ends and facts about machines the latest."""
     kept: dict[Hashable, Entry] = {}
-    for entry in sorted(entries, key=_time):
+    for entry in sorted(entries, key=entry_time):
         if isinstance(entry, RunEnd | MachineFacts):
             kept[_identity(entry)] = entry
         else:
@@ -197,8 +220,10 @@ def _count_dropped(batches: Iterable[StepBatch], bounds: dict[_Group, int]) -> d
     beyond: dict[_Group, Coverage] = defaultdict(Coverage)
     for batch in batches:
         bound = bounds[_key(batch)]
+        if batch.end <= bound:
+            continue
         later = [key for key in bounds if key[0] and key[1] > batch.generation]
-        if batch.end > bound and later:
+        if later:
             beyond[min(later)].add(max(batch.first, bound), batch.end)
     return {key: sum(end - first for first, end in steps.intervals) for key, steps in beyond.items()}
 

@@ -9,22 +9,18 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from barnraise.agent_client.cluster_requests import AgentResponse
+from barnraise.agent_client.history.record_reader import RecordReader, next_request
 from barnraise.agent_client.history.requests import (
     HistoryListRequest,
     HistoryListResponse,
-    HistoryPartRequest,
     HistoryPartResponse,
     HistoryRequest,
     KeptLog,
 )
 from barnraise.core.errors import BarnraiseError
-from barnraise.history.entries import Entry
-from barnraise.history.log_format import decode_frames
 from barnraise.history.view import RunView
-from barnraise.history.view_builder import build_view
 
 MOST_RUNS = 8  # whose entries stay in memory
-MAX_LOG = 16 << 20  # of one machine
 _VIEW_S = 5.0  # a view without new entries stays so long
 _MOST_PAGES = 64  # of the list of logs
 
@@ -39,17 +35,8 @@ class RecordAsker(Protocol):
 
 
 @dataclass
-class _ReadLog:
-    """Part of one machine's log that was read."""
-
-    identity: bytes = b""
-    offset: int = 0
-    entries: list[Entry] = field(default_factory=list)
-
-
-@dataclass
 class _ReadRun:
-    logs: dict[bytes, _ReadLog] = field(default_factory=dict)
+    reader: RecordReader
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     view: RunView | None = None
     built_at: float = float("-inf")
@@ -77,53 +64,34 @@ class RunRecords:
 
     async def view(self, run: str) -> RunView | None:
         """Return the state of a run by its record; None if there is no record."""
-        read = self._runs.pop(run, None) or _ReadRun()
+        read = self._runs.pop(run, None) or _ReadRun(RecordReader(run))
         self._runs[run] = read  # the newest use is last
         while len(self._runs) > MOST_RUNS:
             del self._runs[next(iter(self._runs))]
         async with read.lock:
-            has_news = await self._read(run, read)
-            entries = [entry for log in read.logs.values() for entry in log.entries]
-            if not entries:
+            await self._update(read.reader)
+            history = read.reader.history
+            if history.is_empty:
+                if read.reader.problem is not None:
+                    raise read.reader.problem
                 return None
             loop_now = asyncio.get_running_loop().time()
-            if read.view is None or has_news or loop_now - read.built_at >= _VIEW_S:
-                read.view = await asyncio.to_thread(self._built, run, entries)
+            if read.view is None or read.reader.has_news or loop_now - read.built_at >= _VIEW_S:
+                read.view = await asyncio.to_thread(history.view_until_end, self._now())
                 read.built_at = loop_now
             return read.view
 
-    def _built(self, run: str, entries: list[Entry]) -> RunView:
-        """Build a view; of a run that has ended, as of its end."""
-        view = build_view(entries, run=run, now=self._now())
-        return view if view.ended_at is None else build_view(entries, run=run)
-
-    async def _read(self, run: str, read: _ReadRun) -> bool:
-        """Read what is new in all logs of a run, and tell whether there was something."""
-        response = await self._asker.ask(HistoryListRequest(run=run), HistoryListResponse)
-        nodes = [log.node for log in response.logs if log.run == run]
-        problems, has_news = [], False
-        for node in nodes:
+    async def _update(self, reader: RecordReader) -> None:
+        """Read what is new; entries are decoded in a thread."""
+        reading = reader.update()
+        request = await asyncio.to_thread(next_request, reading, None)
+        while request is not None:
+            is_list = isinstance(request, HistoryListRequest)
+            answer: AgentResponse | BarnraiseError
             try:
-                has_news |= await self._read_log(run, node, read.logs.setdefault(node, _ReadLog()))
+                answer = await self._asker.ask(
+                    request, HistoryListResponse if is_list else HistoryPartResponse
+                )
             except BarnraiseError as error:
-                problems.append(error)
-        if problems and not any(log.entries for log in read.logs.values()):
-            raise problems[0]
-        return has_news
-
-    async def _read_log(self, run: str, node: bytes, log: _ReadLog) -> bool:
-        has_news = False
-        while log.offset < MAX_LOG:
-            request = HistoryPartRequest(run, node, log.identity, log.offset)
-            part = await self._asker.ask(request, HistoryPartResponse)
-            if part.identity != log.identity or part.offset != log.offset:  # replaced, or the first part
-                log.identity, log.offset, log.entries = part.identity, 0, []
-            decoded = await asyncio.to_thread(decode_frames, part.data)
-            if part.offset != log.offset or not decoded.size:
-                break
-            log.offset += decoded.size
-            log.entries.extend(decoded.entries)
-            has_news = True
-            if log.offset >= part.size:
-                break
-        return has_news
+                answer = error
+            request = await asyncio.to_thread(next_request, reading, answer)

@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
+import random
+
 import msgspec
 import pytest
 
-from barnraise.history.entries import PlanAdopted
-from barnraise.history.view_builder import build_view
-from tests.unit.history.example_run import BATCH, RUN, STEPS, example_run
+from barnraise.history.columns import pack_column
+from barnraise.history.entries import (
+    Entry,
+    GroupStart,
+    MachineSample,
+    OwnValues,
+    PlanAdopted,
+    StepBatch,
+    ValueBatch,
+)
+from barnraise.history.view import RunView
+from barnraise.history.view_builder import RunHistory, build_view
+from tests.unit.history.example_run import (
+    BATCH,
+    DESK,
+    MAC,
+    NAS,
+    RUN,
+    START,
+    STEPS,
+    example_run,
+    step_entries,
+)
 
 
 def test_ended_run_shows_its_steps_machines_and_events() -> None:
@@ -59,3 +81,78 @@ def test_running_run_shows_predictions_beside_measurements() -> None:
     assert phases["compute"].measured_s == pytest.approx(phases["compute"].predicted_s, rel=0.1)
     assert sum(phase.measured_s or 0 for phase in view.phases) == pytest.approx(view.step_s, rel=0.1)
     assert [machine.share for machine in view.machines][2] == 0.0
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_history_that_grows_has_the_views_of_one_that_is_read_at_once(seed: int) -> None:
+    choices = random.Random(seed)
+    logs = {DESK: example_run(600, rows=1), MAC: example_run(560, rows=3), NAS: _with_rollback()}
+    shown = dict.fromkeys(logs, 0)
+    history = RunHistory(RUN)
+    for _ in range(12):
+        for node, entries in logs.items():
+            if choices.random() < 0.1:
+                history.forget(node)
+                shown[node] = 0
+            count = choices.choice((0, 1, 40, 300))
+            history.add(node, entries[shown[node] : shown[node] + count])
+            shown[node] = min(len(entries), shown[node] + count)
+        at_once = RunHistory(RUN)
+        for node, entries in logs.items():
+            at_once.add(node, entries[: shown[node]])
+        now = START + 1e4
+        assert msgspec.json.encode(_unordered(history.view(now))) == msgspec.json.encode(
+            _unordered(at_once.view(now))
+        )
+
+
+def test_view_after_new_steps_keeps_what_has_not_changed() -> None:
+    entries = example_run(300, rows=1)
+    history = RunHistory(RUN)
+    history.add(DESK, entries[:-2])
+    before = history.view()
+    history.add(DESK, entries[-2:])
+    after = history.view()
+    assert after.step == before.step + 1
+    assert after.events is before.events
+    assert after.links is before.links
+    assert after.checkpoints is before.checkpoints
+
+
+def test_columns_of_unequal_length_are_shown_as_they_are() -> None:
+    odd = [
+        ValueBatch(1, 0, ("a", "b"), (pack_column([1.0, 2.0]), pack_column([3.0]))),
+        ValueBatch(1, 2, ("a", "b"), (pack_column([4.0]),)),
+        StepBatch(1, 0, START, (10, 10), (1,), ((1,), (2,))),
+        StepBatch(1, 2, START + 1, (10,), (1, 2), ((1,), (2,))),
+    ]
+    view = build_view(odd, run=RUN)
+    curve = view.curve("a")
+    assert curve is not None
+    assert [(point.step, point.value) for point in curve.points] == [(0, 1.0), (1, 2.0), (2, 4.0)]
+    assert (view.step, view.samples) == (3, 2)
+
+
+def _with_rollback() -> list[Entry]:
+    """Return a log with steps that do not count, values of one worker, and coarse rows."""
+    steps = step_entries(320, rows=7)
+    return [
+        *steps,
+        GroupStart(START + 500, 3, 280, (DESK,), "checkpoint"),
+        OwnValues(2, 279, 0, ("loss",), (4.0,), (2.0,)),
+        *(StepBatch(3, 280 + 4 * row, START + 600 + row, (400,), (8,), stride=4) for row in range(20)),
+        ValueBatch(3, 280, ("loss",), (pack_column([0.5] * 20),), 4),
+        MachineSample(START + 700, NAS, temperature_c=50.0),
+        MachineSample(START + 650, NAS, temperature_c=40.0, power_w=9.0),
+    ]
+
+
+def _unordered(view: RunView) -> RunView:
+    """Return a view without the order in which machines' measurements arrived."""
+    links = sorted(view.links, key=lambda link: (link.source_node, link.target_node))
+    return msgspec.structs.replace(
+        view,
+        links=tuple(links),
+        samples_of=dict(sorted(view.samples_of.items())),
+        curves=tuple(sorted(view.curves, key=lambda curve: curve.name)),
+    )

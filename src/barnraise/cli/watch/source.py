@@ -6,17 +6,20 @@ import time
 
 from msgspec.structs import replace
 
-from barnraise.agent_client.cluster_requests import NodeRow, StatusRequest, StatusResponse
+from barnraise.agent_client.cluster_requests import AgentResponse, NodeRow, StatusRequest, StatusResponse
+from barnraise.agent_client.history.record_reader import ReaderRequest, RecordReader, read_all
+from barnraise.agent_client.history.requests import (
+    HistoryListRequest,
+    HistoryListResponse,
+    HistoryPartResponse,
+)
 from barnraise.agent_client.run_requests import WatchRequest, WatchResponse
 from barnraise.cli.agent_call import ask
 from barnraise.cli.runs.progress.waiting_line import awaited, stall_reason
-from barnraise.cli.watch.record_reader import RecordReader
 from barnraise.cli.watch.snapshot import Snapshot
 from barnraise.core.errors import RunError
 from barnraise.display.row_view import run_state, view_of_row
-from barnraise.history.entries import Entry
 from barnraise.history.view import RunView
-from barnraise.history.view_builder import build_view
 
 _STATUS_S = 5.0  # between two looks at the cluster
 
@@ -27,7 +30,6 @@ class RunSource:
     def __init__(self, run: str) -> None:
         self.run = run
         self._record: RecordReader | None = None
-        self._entries: tuple[Entry, ...] = ()
         self._status: StatusResponse | None = None
         self._status_at = float("-inf")
 
@@ -38,8 +40,7 @@ class RunSource:
             self.run = response.row.run
         if self._record is None:
             self._record = RecordReader(self.run)
-        if self._record.update():
-            self._entries = self._record.entries()
+        read_all(self._record.update(), _ask)
         now = time.monotonic()
         if now - self._status_at >= _STATUS_S:
             self._status = ask(StatusRequest(), StatusResponse, offer_start=False)
@@ -58,22 +59,28 @@ class RunSource:
         except RunError:
             if self._record is None:
                 self._record = RecordReader(self.run)
-                if not self._record.update():
+                read_all(self._record.update(), _ask)
+                if self._record.history.is_empty:
                     raise
-                self._entries = self._record.entries()
             return None
 
     def _view(self, response: WatchResponse | None) -> RunView:
         now = time.time()
-        if not self._entries:
+        assert self._record is not None
+        if self._record.history.is_empty:
             assert response is not None
             return view_of_row(response, self._status, now)
-        view = build_view(self._entries, run=self.run, now=now)
+        view = self._record.history.view(now)
         if view.state == "running" and response is not None and response.row.phase == "ended":
             words = response.row.sentence
             state = run_state(response.row)
             return replace(view, state=state, headline=words, outcome=words, eta_s=None)
         return view
+
+
+def _ask(request: ReaderRequest) -> AgentResponse:
+    expected = HistoryListResponse if isinstance(request, HistoryListRequest) else HistoryPartResponse
+    return ask(request, expected, offer_start=False)
 
 
 def _waits_for(response: WatchResponse, view: RunView) -> str:

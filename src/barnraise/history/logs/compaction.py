@@ -14,7 +14,6 @@ import msgspec
 
 from barnraise.history.columns import pack_column, unpack_column
 from barnraise.history.entries import (
-    MOST_ROWS,
     TICKS_PER_S,
     Entry,
     GroupStart,
@@ -30,83 +29,28 @@ from barnraise.history.entries import (
 )
 from barnraise.history.log_format import encode_frames
 from barnraise.history.logs.cuts import cut_steps, cut_values
+from barnraise.history.logs.joins import join_steps, join_values, joined, row_count
 
 _MOST_ROUNDS = 64
 _KEPT = LogHead, MachineFacts, RunStart, RunEnd, TrainingGoal, GroupStart
 
-T = TypeVar("T")
 Batch = TypeVar("Batch", bound=StepBatch | ValueBatch)
 
 
 def compact(entries: Sequence[Entry], most_bytes: int) -> tuple[Entry, ...]:
     """Return entries that take at most ``most_bytes``. Old events are dropped only as a last resort."""
     others: list[Entry] = [entry for entry in entries if not isinstance(entry, StepBatch | ValueBatch)]
-    steps = _joined([entry for entry in entries if isinstance(entry, StepBatch)], _join_steps)
-    values = _joined([entry for entry in entries if isinstance(entry, ValueBatch)], _join_values)
+    steps = joined([entry for entry in entries if isinstance(entry, StepBatch)], join_steps)
+    values = joined([entry for entry in entries if isinstance(entry, ValueBatch)], join_values)
     for _ in range(_MOST_ROUNDS):
         if len(encode_frames([*others, *steps, *values])) <= most_bytes:
             break
         others = _thinned(others)
         if len(encode_frames(others)) > most_bytes:
             others = _without_oldest(others)
-        steps = _joined(_coarsened(steps, cut_steps, _halve_steps), _join_steps)
-        values = _joined(_coarsened(values, cut_values, _halve_values), _join_values)
+        steps = joined(_coarsened(steps, cut_steps, _halve_steps), join_steps)
+        values = joined(_coarsened(values, cut_values, _halve_values), join_values)
     return (*others, *steps, *values)
-
-
-def row_count(batch: StepBatch | ValueBatch) -> int:
-    """Return the number of rows of a batch."""
-    if isinstance(batch, StepBatch):
-        return len(batch.ticks)
-    return len(batch.columns[0]) // 4 if batch.columns else 0
-
-
-def _joined(batches: Iterable[Batch], join: Callable[[Sequence[Batch]], Batch]) -> list[Batch]:
-    """Join batches of which each continues the one before, up to MOST_ROWS rows."""
-    groups: list[list[Batch]] = []
-    rows = 0
-    for batch in batches:
-        count = row_count(batch)
-        if groups and rows + count <= MOST_ROWS and _continues(groups[-1][-1], batch):
-            groups[-1].append(batch)
-            rows += count
-        else:
-            groups.append([batch])
-            rows = count
-    return [group[0] if len(group) == 1 else join(group) for group in groups]
-
-
-def _continues(batch: StepBatch | ValueBatch, following: StepBatch | ValueBatch) -> bool:
-    """Tell whether a batch starts where the one before ends, with the same columns."""
-
-    def form(each: StepBatch | ValueBatch) -> tuple[object, ...]:
-        columns = len(each.phases) if isinstance(each, StepBatch) else (each.names, len(each.lows))
-        return each.generation, each.stride, each.is_provisional, columns
-
-    end = batch.first + row_count(batch) * batch.stride
-    return end == following.first and form(batch) == form(following)
-
-
-def _join_steps(group: Sequence[StepBatch]) -> StepBatch:
-    return msgspec.structs.replace(
-        group[0],
-        ticks=_chained(batch.ticks for batch in group),
-        samples=_chained(batch.samples for batch in group),
-        phases=tuple(map(_chained, zip(*(batch.phases for batch in group), strict=True))),
-    )
-
-
-def _join_values(group: Sequence[ValueBatch]) -> ValueBatch:
-    return msgspec.structs.replace(
-        group[0],
-        columns=tuple(map(b"".join, zip(*(batch.columns for batch in group), strict=True))),
-        lows=tuple(map(b"".join, zip(*(batch.lows for batch in group), strict=True))),
-        highs=tuple(map(b"".join, zip(*(batch.highs for batch in group), strict=True))),
-    )
-
-
-def _chained(columns: Iterable[Sequence[T]]) -> tuple[T, ...]:
-    return tuple(item for column in columns for item in column)
 
 
 def _coarsened(

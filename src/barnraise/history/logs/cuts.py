@@ -50,6 +50,10 @@ def cut_steps(batch: StepBatch, first: int, end: int) -> Iterator[StepBatch]:
 
 def cut_values(batch: ValueBatch, first: int, end: int) -> Iterator[ValueBatch]:
     """Yield the values of the steps from ``first`` to before ``end``."""
+    rows = len(batch.columns[0]) // _WIDTH if batch.columns else 0
+    if (first, end) == (batch.first, batch.first + rows * batch.stride):
+        yield batch
+        return
     for row, row_end, step, steps in _spans(first, end, batch.first, batch.stride):
         part = slice(row * _WIDTH, row_end * _WIDTH)
         yield msgspec.structs.replace(

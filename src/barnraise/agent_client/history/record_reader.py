@@ -1,0 +1,107 @@
+"""Reader of one run's record that asks only for what is new. The requests are sent by its caller. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+
+from barnraise.agent_client.cluster_requests import AgentResponse
+from barnraise.agent_client.history.requests import (
+    HistoryListRequest,
+    HistoryListResponse,
+    HistoryPartRequest,
+    HistoryPartResponse,
+    KeptLog,
+)
+from barnraise.core.errors import BarnraiseError, ProtocolError
+from barnraise.history.entries import MOST_MACHINES
+from barnraise.history.log_format import decode_frames
+from barnraise.history.view_builder import RunHistory
+
+MAX_LOG = 16 << 20  # of one machine
+_MOST_PARTS = 256  # of one log in one update
+
+ReaderRequest = HistoryListRequest | HistoryPartRequest
+Reading = Generator[ReaderRequest, AgentResponse, None]
+
+
+@dataclass
+class _ReadLog:
+    """Part of one machine's log that was read. ``size``: of the log at that time."""
+
+    identity: bytes = b""
+    offset: int = 0
+    size: int = -1
+
+
+class RecordReader:
+    """Record of one run. A log is read as far as it can be. ``problem``: why one was not read further.
+
+    ``has_news``: whether the last update brought something.
+    """
+
+    def __init__(self, run: str) -> None:
+        self.history = RunHistory(run)
+        self.problem: BarnraiseError | None = None
+        self.has_news = False
+        self._logs: dict[bytes, _ReadLog] = {}
+
+    def update(self) -> Reading:
+        """Yield requests, and take the response or the error of each; see `next_request`."""
+        listed = yield HistoryListRequest(run=self.history.run)
+        if not isinstance(listed, HistoryListResponse):
+            raise ProtocolError(f"the agent answered {type(listed).__name__} to a request for records")
+        self.problem, self.has_news = None, False
+        for kept in [kept for kept in listed.logs if kept.run == self.history.run][:MOST_MACHINES]:
+            log = self._logs.setdefault(kept.node, _ReadLog())
+            if log.size != kept.size:
+                try:
+                    yield from self._read(kept, log)
+                except BarnraiseError as error:
+                    self.problem = self.problem or error
+
+    def _read(self, kept: KeptLog, log: _ReadLog) -> Reading:
+        """Read what is new in one log."""
+        for _ in range(_MOST_PARTS):
+            if log.offset >= MAX_LOG:
+                return
+            part = yield HistoryPartRequest(kept.run, kept.node, log.identity, log.offset)
+            if not isinstance(part, HistoryPartResponse):
+                raise ProtocolError(f"the agent answered {type(part).__name__} to a request for a record")
+            log.size = part.size
+            if (part.identity, part.offset) != (log.identity, log.offset):  # replaced, or the first part
+                log.identity, log.offset = part.identity, 0
+                self.history.forget(kept.node)
+                self.has_news = True
+            if part.offset != log.offset:
+                raise ProtocolError("the agent sent a part of a record that was not asked for")
+            decoded = decode_frames(part.data)
+            if not decoded.size:
+                return
+            log.offset += decoded.size
+            self.history.add(kept.node, decoded.entries)
+            self.has_news = True
+            if log.offset >= part.size:
+                return
+
+
+def next_request(reading: Reading, answer: AgentResponse | BarnraiseError | None) -> ReaderRequest | None:
+    """Return the next request of a reading; None at its end. ``answer``: None at the beginning."""
+    try:
+        if answer is None:
+            return next(reading)
+        return reading.throw(answer) if isinstance(answer, BarnraiseError) else reading.send(answer)
+    except StopIteration:
+        return None
+
+
+def read_all(reading: Reading, ask: Callable[[ReaderRequest], AgentResponse]) -> None:
+    """Send all requests of a reading; raise BarnraiseError if the logs cannot be listed."""
+    request = next_request(reading, None)
+    while request is not None:
+        answer: AgentResponse | BarnraiseError
+        try:
+            answer = ask(request)
+        except BarnraiseError as error:
+            answer = error
+        request = next_request(reading, answer)

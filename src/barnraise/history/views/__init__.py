@@ -1,0 +1,1 @@
+"""Parts of the read model that follow from one kind of entries: events, and measurements."""

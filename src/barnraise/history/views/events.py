@@ -1,0 +1,142 @@
+"""Events of a run by kind, and what displays show of them. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import TypeVar
+
+from barnraise.history.entries import (
+    CheckpointSaved,
+    Entry,
+    FailureNote,
+    GroupStart,
+    MachineFacts,
+    MembershipChange,
+    NoteEntry,
+    PlanAdopted,
+    RunEnd,
+    RunStart,
+    TrainingGoal,
+)
+from barnraise.history.sentences import because, change_text, counted
+from barnraise.history.view import CheckpointView, CurveMark, EventLevel, EventView, RunState
+
+_STOPPED = 130
+_MARKED = frozenset(
+    ["joined", "left", "paused", "resumed", "evicted", "died", "recovered", "plan", "rollback"]
+)
+_WARNINGS = frozenset(["left", "evicted", "died", "refused", "rollback"])
+
+E = TypeVar("E", bound=Entry)
+
+
+class RunEvents:
+    """Distinct events of a run, by time."""
+
+    def __init__(self, entries: Sequence[Entry]) -> None:
+        self._entries = entries
+        self.start = next(iter(_of(entries, RunStart)), None)
+        self.end = next(reversed(_of(entries, RunEnd)), None)
+        self.goal = next(reversed(_of(entries, TrainingGoal)), None)
+        self.groups = _of(entries, GroupStart)
+        self.plans = sorted(_of(entries, PlanAdopted), key=lambda plan: (plan.step, plan.at))
+        self.facts = {facts.node: facts for facts in _of(entries, MachineFacts)}
+        self.changes = {change.node: change for change in _of(entries, MembershipChange)}
+
+    def name(self, node: bytes) -> str:
+        """Return the name of a machine, or the beginning of its id."""
+        facts = self.facts.get(node)
+        return (facts.name if facts else "") or (node.hex()[:8] if node else "this machine")
+
+    @cached_property
+    def nodes(self) -> tuple[bytes, ...]:
+        """Return each machine that was ever in the run, in the order in which it appeared."""
+        members = (node for group in self.groups for node in group.members)
+        return tuple(dict.fromkeys([*self.facts, *members, *self.changes]))
+
+    @cached_property
+    def checkpoints(self) -> tuple[CheckpointView, ...]:
+        """Return each checkpoint once, with the machines that hold it."""
+        by_step: dict[int, list[CheckpointSaved]] = defaultdict(list)
+        for saved in _of(self._entries, CheckpointSaved):
+            by_step[saved.step].append(saved)
+        return tuple(
+            CheckpointView(
+                at=min(copy.at for copy in saved),
+                step=step,
+                machines=tuple(self.name(copy.node) for copy in saved),
+                size_bytes=max(copy.size_bytes for copy in saved) or None,
+            )
+            for step, saved in sorted(by_step.items())
+        )
+
+    @cached_property
+    def shown(self) -> tuple[EventView, ...]:
+        """Return all events in words, by time."""
+        events = [event for entry in self._entries for event in self._events_of(entry)]
+        for checkpoint in self.checkpoints:
+            text = _checkpoint_text(checkpoint)
+            event = EventView(at=checkpoint.at, kind="checkpoint", step=checkpoint.step, text=text)
+            events.append(event)
+        return tuple(sorted(events, key=lambda event: event.at))
+
+    @cached_property
+    def marks(self) -> tuple[CurveMark, ...]:
+        """Return the events that are marked on the curves."""
+        return tuple(
+            CurveMark(step=event.step, at=event.at, kind=event.kind, text=event.text)
+            for event in self.shown
+            if event.step is not None and event.kind in _MARKED
+        )
+
+    def _events_of(self, entry: Entry) -> Iterable[EventView]:
+        match entry:
+            case RunStart(at=at, started_by=by):
+                yield EventView(at=at, kind="start", text=f"the run started{f' from {by}' if by else ''}")
+            case RunEnd(at=at, code=code, sentence=sentence):
+                state = end_state(code)
+                text = {"ended": "the run ended", "stopped": "the run was stopped"}.get(state)
+                level: EventLevel = "error" if state == "failed" else "info"
+                yield EventView(
+                    at=at, kind="end", level=level, text=because(text or "the run failed", sentence)
+                )
+            case MembershipChange(at=at, node=node, change=change, reason=reason, step=step):
+                yield EventView(
+                    at=at,
+                    kind=change,
+                    level="warning" if change in _WARNINGS else "info",
+                    text=change_text(change, self.name(node), reason),
+                    step=step,
+                    node=node.hex(),
+                )
+            case PlanAdopted(at=at, step=step, name=name, reason=reason):
+                words = reason if reason.startswith(name) else because(name, reason)
+                yield EventView(at=at, kind="plan", step=step, text=f"new plan {words}")
+            case GroupStart(at=at, step=step, origin=origin, dropped=dropped) if dropped:
+                source = "the checkpoint" if origin == "checkpoint" else "the state"
+                text = f"training went back to {source} of step {step}; {counted(dropped, 'step')} dropped"
+                yield EventView(at=at, kind="rollback", level="warning", step=step, text=text)
+            case FailureNote(at=at, node=node, sentence=sentence, tail=tail):
+                text = because(f"a worker on {self.name(node)} failed", sentence)
+                yield EventView(at=at, kind="failure", level="error", text=text, node=node.hex(), detail=tail)
+            case NoteEntry(at=at, text=text, node=node, step=step, is_warning=is_warning):
+                level = "warning" if is_warning else "info"
+                yield EventView(at=at, kind="note", level=level, text=text, step=step, node=node.hex())
+            case _:
+                return
+
+
+def end_state(code: int) -> RunState:
+    """Return the state of a run that ended with this exit code."""
+    return "stopped" if code == _STOPPED else "failed" if code not in (0, 3) else "ended"
+
+
+def _of(entries: Iterable[Entry], kind: type[E]) -> list[E]:
+    return [entry for entry in entries if type(entry) is kind]  # faster; no entry has a subclass
+
+
+def _checkpoint_text(checkpoint: CheckpointView) -> str:
+    where = f" on {', '.join(checkpoint.machines)}" if checkpoint.machines else ""
+    return f"checkpoint of step {checkpoint.step}{where}"

@@ -1,0 +1,106 @@
+"""Measurements of machines and links: the newest ones, and samples over time. Pure."""
+
+from __future__ import annotations
+
+import bisect
+import operator
+from collections.abc import Callable, Iterable
+
+from barnraise.history.entries import LinkSample, MachineSample
+from barnraise.history.view import LinkView, SamplePoint
+
+MOST_SAMPLES = 500  # of one machine
+_FIELDS = tuple(name for name in MachineSample.__struct_fields__ if name != "node")
+_at = operator.attrgetter("at")
+
+
+class Measurements:
+    """Samples of all machines and links of a run."""
+
+    def __init__(self) -> None:
+        self._series: dict[bytes, _Series] = {}
+        self._links: dict[tuple[bytes, bytes], tuple[float, float, float]] = {}
+        self._changed: set[tuple[bytes, bytes]] = set()
+        self._views: dict[tuple[bytes, bytes], LinkView] = {}
+        self._shown: tuple[LinkView, ...] = ()
+        self._names: dict[bytes, str] = {}
+
+    def add(self, samples: Iterable[MachineSample | LinkSample]) -> None:
+        """Add samples in any order; each counts once."""
+        for sample in samples:
+            if isinstance(sample, MachineSample):
+                self._series.setdefault(sample.node, _Series()).add(sample)
+                continue
+            for source, target, mbps, rtt_ms in sample.links:
+                known = self._links.get((source, target))
+                if known is None or known[0] <= sample.at:
+                    self._links[source, target] = sample.at, mbps, rtt_ms
+                    self._changed.add((source, target))
+
+    def newest(self, node: bytes) -> MachineSample:
+        """Return the newest known value of each measurement of a machine."""
+        series = self._series.get(node)
+        return MachineSample(0.0, node) if series is None else series.newest(node)
+
+    def samples_of(self) -> dict[str, tuple[SamplePoint, ...]]:
+        """Return samples of each machine over time, at equal distances."""
+        return {node.hex(): series.thinned() for node, series in self._series.items()}
+
+    def links(self, name_of: Callable[[bytes], str]) -> tuple[LinkView, ...]:
+        """Return the newest measurement of each link; the same object if nothing has changed."""
+        names = {node: name_of(node) for pair in self._changed for node in pair}
+        names = {node: name_of(node) for node in self._names} | names
+        changed = self._changed if names.items() >= self._names.items() else self._links.keys()
+        for pair in changed:
+            _, mbps, rtt_ms = self._links[pair]
+            source, target = pair
+            self._views[pair] = LinkView(
+                source=names[source],
+                target=names[target],
+                source_node=source.hex(),
+                target_node=target.hex(),
+                mbps=mbps or None,
+                rtt_ms=rtt_ms or None,
+            )
+        if changed:
+            self._shown = tuple(self._views[pair] for pair in self._links)
+        self._names, self._changed = names, set()
+        return self._shown
+
+
+class _Series:
+    """Samples of one machine by time."""
+
+    def __init__(self) -> None:
+        self._points: list[SamplePoint] = []
+        self._newest: dict[str, tuple[float, float]] = {}  # time and value, by field
+
+    def add(self, sample: MachineSample) -> None:
+        """Add a sample, unless there is one of this moment."""
+        place = bisect.bisect_left(self._points, sample.at, key=_at)
+        if place < len(self._points) and self._points[place].at == sample.at:
+            return
+        point = SamplePoint(
+            sample.at,
+            sample.used_bytes,
+            sample.temperature_c,
+            sample.power_w,
+            sample.samples_per_s,
+            sample.load,
+        )
+        self._points.insert(place, point)
+        for name in _FIELDS:
+            value = getattr(sample, name)
+            if value is not None and self._newest.get(name, _NEVER)[0] <= sample.at:
+                self._newest[name] = sample.at, value
+
+    def newest(self, node: bytes) -> MachineSample:
+        """Return the newest known value of each measurement."""
+        return MachineSample(node=node, **{name: value for name, (_, value) in self._newest.items()})
+
+    def thinned(self) -> tuple[SamplePoint, ...]:
+        """Return samples at equal distances."""
+        return tuple(self._points[:: max(1, -(-len(self._points) // MOST_SAMPLES))])
+
+
+_NEVER = (float("-inf"), 0.0)
