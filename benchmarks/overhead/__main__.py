@@ -117,7 +117,7 @@ def main() -> int:
     print(environment_line(), flush=True)
     bare, watched = measure_steps(pairs, steps)
     ratios = [median / other for median, other in zip(watched.medians, bare.medians, strict=True)]
-    updates = [ms for ms, _ in measure_updates(MACHINES, UPDATES)]
+    updates = [ms for ms, _ in measure_updates(MACHINES, UPDATES)[1:]]
     listed = asyncio.run(measure_list(RUNS))
     rows = [
         ("step, bare", Spread.of(bare.medians).text(1000, 2), "ms"),

@@ -2,8 +2,9 @@
 
     python -m benchmarks.page --machines 64 --runs 200
 
-An update is a new view of the run's entries, all parts of the page, and the events for one browser. The last
-line is one JSON object. Exit code 1: a cost is above its limit.
+An update reads one new step from the log of each machine and a sample of some, makes a new view, the parts of
+the page, and the events for one browser. The first look does the same with all entries. The last line is one
+JSON object. Exit code 1: a cost is above its limit.
 """
 
 from __future__ import annotations
@@ -18,29 +19,71 @@ from typing import Any
 
 import httpx
 
-from barnraise.history.view_builder import build_view
-from barnraise.page.render import render_parts
-from barnraise.page.updates import Parts, encode_event
+from barnraise.history.entries import MachineSample, StepBatch, ValueBatch
+from barnraise.history.log_format import decode_frames, encode_frames
+from barnraise.history.view_builder import RunHistory
+from barnraise.page.render import RunParts
+from barnraise.page.updates import encode_event
+from benchmarks.invented_run import START, step_entries
 from benchmarks.page.browser import browser, find_chromium
-from benchmarks.page.invented import PLACE, InventedMachine, invented_entries, invented_rows, served
+from benchmarks.page.invented import (
+    PLACE,
+    InventedMachine,
+    invented_entries,
+    invented_nodes,
+    invented_rows,
+    served,
+)
 
-UPDATE_MS = 100.0
+UPDATE_MS = 50.0
 LIST_S = 1.0
+FIRST_STEP = 440
+SAMPLE_STEPS = 7  # between two samples of a machine: 15 s, when a step takes 2 s
+
+
+class GrowingRun:
+    """Run on many machines, each of which writes every step into its own log."""
+
+    def __init__(self, machines: int) -> None:
+        self._nodes = invented_nodes(machines)
+        self._steps = step_entries(rows=1)  # a batch of steps and one of values for each step
+        self.step = FIRST_STEP
+        first = self._steps[: 2 * self.step]
+        events = [
+            entry
+            for entry in invented_entries(machines, self.step)
+            if not isinstance(entry, StepBatch | ValueBatch)
+        ]
+        self.logs = {node: encode_frames(first) for node in self._nodes}
+        self.logs[self._nodes[0]] = encode_frames([*events, *first])
+
+    def grow(self) -> dict[bytes, bytes]:
+        """Return what each log gets with the next step. Each machine is sampled every few steps."""
+        step, self.step = self.step, self.step + 1
+        news = self._steps[2 * step : 2 * step + 2]
+        return {
+            node: encode_frames([*news, *([] if (place + step) % SAMPLE_STEPS else [self._sample(node)])])
+            for place, node in enumerate(self._nodes)
+        }
+
+    def _sample(self, node: bytes) -> MachineSample:
+        return MachineSample(START + 2.0 * self.step, node, 6e9, 50.0, 150.0 + self.step, samples_per_s=20.0)
 
 
 def measure_updates(machines: int, count: int) -> list[tuple[float, int]]:
-    """Return processor milliseconds and sent bytes of successive updates of one page."""
-    sent: Parts = {}
-    results = []
-    for number in range(count + 1):
-        entries = invented_entries(machines, last=440 + number)
+    """Return processor milliseconds and sent bytes of the first look at a page, and of its updates."""
+    run, sent, results = GrowingRun(machines), dict[str, str](), []
+    history, parts = RunHistory("train-k3f9"), RunParts("/page/machine")
+    news = run.logs
+    for _ in range(count + 1):
         begin = time.process_time()
-        view = build_view(entries, run="train-k3f9")
-        parts = render_parts(view, "/page/machine")
-        events = [encode_event(name, text) for name, text in parts.items() if sent.get(name) != text]
+        for node, data in news.items():
+            history.add(node, decode_frames(data).entries)
+        made = parts.render(history.view())
+        events = [encode_event(name, text) for name, text in made.items() if sent.get(name) != text]
         results.append((1000 * (time.process_time() - begin), sum(map(len, events))))
-        sent = parts
-    return results[1:]  # the first one reads the templates
+        sent, news = dict(made), run.grow()
+    return results
 
 
 async def measure_list(runs: int, tries: int = 5) -> dict[str, Any]:
@@ -76,10 +119,11 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument("--updates", type=int, default=20)
     options = parser.parse_args()
-    updates = measure_updates(options.machines, options.updates)
+    (first_ms, _), *updates = measure_updates(options.machines, options.updates)
     result = {
         "machines": options.machines,
         "runs": options.runs,
+        "first_look_ms": round(first_ms, 1),
         "update_ms": round(statistics.median(ms for ms, _ in updates), 1),
         "update_ms_max": round(max(ms for ms, _ in updates), 1),
         "update_bytes": round(statistics.median(size for _, size in updates)),

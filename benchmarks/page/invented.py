@@ -1,4 +1,4 @@
-"""Invented machines and runs behind a real page: the example of the tests, with more machines and runs."""
+"""Invented machines and runs behind a real page: the invented run, with more machines and runs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from barnraise.history.view_builder import build_view
 from barnraise.page.access.sessions import PageSessions
 from barnraise.page.app import PageApp
 from barnraise.page.server import PageServer
-from tests.unit.history.example_run import NAMES, RUN, START, example_run
+from benchmarks.invented_run import NAMES, RUN, START, example_run
 
 T = TypeVar("T", bound=AgentResponse)
 STEPS_SHOWN = 450
@@ -48,17 +48,22 @@ _SAMPLES = 60  # of one machine
 PLACE = "0123456789abcdef"
 
 
-def invented_entries(machines: int = 3, last: int = STEPS_SHOWN) -> list[Entry]:
+def invented_nodes(machines: int) -> list[bytes]:
+    """Return the machines of the example run, and more."""
+    return [*NAMES, *(bytes([0, number]) * 16 for number in range(len(NAMES), machines))]
+
+
+def invented_entries(machines: int = 3, last: int = STEPS_SHOWN, *, rows: int = 5) -> list[Entry]:
     """Return the entries of the example run with more machines."""
-    extra = [bytes([0, number]) * 16 for number in range(len(NAMES), machines)]
-    entries = example_run(last)
+    nodes = invented_nodes(machines)
+    extra = nodes[len(NAMES) :]
+    entries = example_run(last, rows=rows)
     for number, node in enumerate(extra, len(NAMES)):
         entries.append(MachineFacts(node, f"machine-{number}", "NVIDIA GeForce RTX 3060", 12e9, "Linux 6.8"))
         entries.extend(
             MachineSample(START + 15.0 * count, node, 6e9, 40.0 + count / 4, 150.0, samples_per_s=20.0)
             for count in range(1, _SAMPLES)
         )
-    nodes = [*NAMES, *extra]
     links = [
         (a, b, 100.0 + 13.0 * (place % 70), 0.5 + place % 7)
         for place, (a, b) in enumerate((a, b) for a in nodes for b in nodes if a != b)

@@ -11,6 +11,7 @@ import pytest
 from barnraise.agent_client.cluster_requests import LimitsRequest
 from barnraise.agent_client.run_requests import StopRunRequest
 from barnraise.history.entries import NoteEntry
+from benchmarks.invented_run import RUN, START
 from benchmarks.page.__main__ import UPDATE_MS, measure_updates
 from benchmarks.page.browser import BrowserPage, browser, find_chromium
 from benchmarks.page.invented import (
@@ -21,7 +22,6 @@ from benchmarks.page.invented import (
     invented_rows,
     served,
 )
-from tests.unit.history.example_run import RUN, START
 
 needs_chromium = pytest.mark.skipif(find_chromium() is None, reason="Chromium is not installed")
 HOSTILE = "<img src=x onerror='window.hacked=1'><script>window.hacked=2</script>"

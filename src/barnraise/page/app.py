@@ -33,7 +33,7 @@ from barnraise.page.access.guard import MOST_BODY, SECURITY_HEADERS, RequestRefu
 from barnraise.page.access.sessions import LONGEST_S, PageSessions, is_same
 from barnraise.page.content.chart_data import common_metric, comparison_data
 from barnraise.page.content.log_search import search_logs
-from barnraise.page.render import render, render_parts
+from barnraise.page.render import RunParts, render
 from barnraise.page.source import PageHost, PageSource
 from barnraise.page.updates import MOST_STREAMS, Build, PageUpdates, Parts, digest_of
 
@@ -47,6 +47,7 @@ _FILES = {
 _OPEN_HINT = "Open the page with: barnraise open"
 _MOST_ROWS = 500
 _MOST_COMPARED = 8
+_MOST_MADE = 8  # pages of runs whose parts stay in memory
 _BODY_S = 10.0
 
 
@@ -58,6 +59,7 @@ class PageApp:
     def __init__(self, host: PageHost, sessions: PageSessions, cookie: str) -> None:
         self._host, self.sessions, self._cookie = host, sessions, cookie
         self._updates = PageUpdates()
+        self._made: dict[tuple[str, str], RunParts] = {}
         self.path = f"/{secrets.token_urlsafe(16)}"
         routes = [
             Route("/open/{key}", self._open),
@@ -179,11 +181,19 @@ class PageApp:
         async def build() -> Parts:
             if run is not None:
                 view = await source.view(run)
-                return await asyncio.to_thread(render_parts, view, base)
+                return await asyncio.to_thread(self._run_parts(base, run).render, view)
             rows = (await source.runs())[-_MOST_ROWS:][::-1]
             return {"runs": await asyncio.to_thread(render, "sections/runs.html", rows=rows, base=base)}
 
         return build
+
+    def _run_parts(self, base: str, run: str) -> RunParts:
+        """Return the parts of a run's page that were made before."""
+        parts = self._made.pop((base, run), None) or RunParts(base)
+        self._made[base, run] = parts  # the newest use is last
+        while len(self._made) > _MOST_MADE:
+            del self._made[next(iter(self._made))]
+        return parts
 
     async def _stream(self, request: Request) -> Response:
         """Return the updates of a page as server-sent events."""

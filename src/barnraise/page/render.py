@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import cache
 from math import inf
@@ -21,7 +21,7 @@ from barnraise.display.charts.network import draw_network
 from barnraise.display.charts.timeline import draw_timeline
 from barnraise.display.row_view import run_state
 from barnraise.history.sentences import counted, duration
-from barnraise.history.view import RunView
+from barnraise.history.view import LinkView, RunView
 from barnraise.page.content.chart_data import chart_data
 from barnraise.page.updates import CHART
 
@@ -48,26 +48,76 @@ def render(template: str, **values: Any) -> str:
     return _environment().get_template(template).render(**values)
 
 
-def render_parts(view: RunView, base: str) -> Mapping[str, str]:
-    """Return the parts of a run's page, and the data of its chart. ``base``: start of addresses."""
-    shown = {
-        "base": base,
-        "view": view,
-        "charts": _charts(view),
-        "slowest_links": sorted(view.links, key=lambda link: link.mbps or inf)[:MOST_LINKS],
-        "events": tuple(reversed(view.events[-MOST_EVENTS:])),
-    }
-    parts = {name: render(f"sections/{name}.html", **shown) for name in SECTIONS}
-    return {**parts, CHART: chart_data(view)}
+class RunParts:
+    """Parts of one run's page as HTML. A part is made again only if something that it shows has changed."""
+
+    def __init__(self, base: str) -> None:
+        """Keep the start of the page's addresses."""
+        self._base = base
+        self._kept: dict[str, tuple[object, str]] = {}
+        self._rows: dict[tuple[str, str], tuple[object, Markup]] = {}  # by node and name of a machine
+
+    def render(self, view: RunView) -> Mapping[str, str]:
+        """Return all parts, and the data of the chart."""
+        today = _moment(time.time()).date()  # times of other days are shown with their day
+        rows = self._machine_rows(view)
+        machines = tuple(
+            (each.node, each.name, each.state, each.state_reason, each.device) for each in view.machines
+        )
+        contents: dict[str, object] = {
+            "heading": (view.run, view.start),
+            "machines": rows,
+            "links": (view.links, machines),
+            "events": (view.events, view.counts, today),
+            "plans": (view.plans, view.counts, today),
+            "checkpoints": (view.checkpoints, view.counts, today),
+            "start": (view.run, view.start),
+        }
+        parts = {}
+        for name in SECTIONS:
+            content, kept = contents.get(name), self._kept.get(name)
+            if content is None or kept is None or kept[0] != content:
+                kept = content, _render_part(name, view, self._base, rows)
+                self._kept[name] = kept
+            parts[name] = kept[1]
+        return {**parts, CHART: chart_data(view)}
+
+    def _machine_rows(self, view: RunView) -> tuple[Markup, ...]:
+        """Return the rows of the table of machines."""
+        rows = {}
+        for machine in view.machines:
+            place = machine.node, machine.name
+            content, kept = (machine, view.state, view.run), self._rows.get(place)
+            if kept is None or kept[0] != content:
+                html = render("sections/machine.html", machine=machine, view=view)
+                kept = content, Markup(html)  # noqa: S704  # rendered and escaped
+            rows[place] = kept
+        self._rows = rows
+        return tuple(row for _, row in rows.values())
 
 
-def _charts(view: RunView) -> dict[str, list[Markup]]:
-    """Return each chart twice: for wide windows and for narrow ones."""
-    drawn = {name: [draw(view, width=width) for width in _WIDTHS] for name, draw in _CHARTS.items()}
-    return {
-        name: [Markup(markup(each)) for each in pictures]  # noqa: S704  # elements escape their texts
-        for name, pictures in drawn.items()
-    }
+def _render_part(name: str, view: RunView, base: str, rows: Sequence[Markup]) -> str:
+    return render(
+        f"sections/{name}.html",
+        base=base,
+        view=view,
+        rows=rows,
+        charts=_charts(name, view),
+        slowest_links=_slowest(view) if name == "links" else (),
+        events=tuple(reversed(view.events[-MOST_EVENTS:])),
+    )
+
+
+def _slowest(view: RunView) -> Sequence[LinkView]:
+    return sorted(view.links, key=lambda link: link.mbps or inf)[:MOST_LINKS]
+
+
+def _charts(name: str, view: RunView) -> dict[str, list[Markup]]:
+    """Return the chart of a part twice: for wide windows and for narrow ones."""
+    if name not in _CHARTS:
+        return {}
+    pictures = [_CHARTS[name](view, width=width) for width in _WIDTHS]
+    return {name: [Markup(markup(each)) for each in pictures]}  # noqa: S704  # elements escape their texts
 
 
 def _draw_time(view: RunView, *, width: float) -> Element:

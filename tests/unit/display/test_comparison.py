@@ -6,7 +6,7 @@ import msgspec
 
 from barnraise.display.comparison import differing, facts_of
 from barnraise.history.view_builder import build_view
-from tests.unit.history.example_run import RUN, example_run
+from benchmarks.invented_run import RUN, example_run
 
 VIEW = build_view(example_run(), run=RUN)
 

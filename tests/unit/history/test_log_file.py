@@ -10,7 +10,7 @@ import pytest
 from barnraise.core.errors import ProtocolError
 from barnraise.history.entries import LogHead, NoteEntry, StepBatch
 from barnraise.history.log_file import RunLogCopy, RunLogWriter, log_path, read_entries, read_part
-from tests.unit.history.example_run import DESK, MAC, RUN, step_entries
+from benchmarks.invented_run import DESK, MAC, RUN, step_entries
 
 _HEAD = LogHead(RUN, DESK, "agent", bytes(16), 1.0)
 

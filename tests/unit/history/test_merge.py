@@ -12,7 +12,7 @@ from barnraise.history.columns import pack_column, unpack_column
 from barnraise.history.entries import Entry, GroupStart, OwnValues, StepBatch, ValueBatch
 from barnraise.history.log_format import decode_frames, encode_frames
 from barnraise.history.merge import Coverage, merge
-from tests.unit.history.example_run import DESK, MAC, NAS, STEPS, example_run, step_entries
+from benchmarks.invented_run import DESK, MAC, NAS, STEPS, example_run, step_entries
 
 
 def _rows(

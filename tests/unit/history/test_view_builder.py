@@ -19,7 +19,7 @@ from barnraise.history.entries import (
 )
 from barnraise.history.view import RunView
 from barnraise.history.view_builder import RunHistory, build_view
-from tests.unit.history.example_run import (
+from benchmarks.invented_run import (
     BATCH,
     DESK,
     MAC,
@@ -120,7 +120,7 @@ def test_view_after_new_steps_keeps_what_has_not_changed() -> None:
 
 
 def test_columns_of_unequal_length_are_shown_as_they_are() -> None:
-    odd = [
+    odd: list[Entry] = [
         ValueBatch(1, 0, ("a", "b"), (pack_column([1.0, 2.0]), pack_column([3.0]))),
         ValueBatch(1, 2, ("a", "b"), (pack_column([4.0]),)),
         StepBatch(1, 0, START, (10, 10), (1,), ((1,), (2,))),

@@ -15,8 +15,8 @@ import pytest
 from barnraise.agent_client.cluster_requests import LimitsRequest
 from barnraise.agent_client.run_requests import StopRunRequest
 from barnraise.history.entries import NoteEntry, PlanAdopted, RunStart
+from benchmarks.invented_run import DESK, RUN
 from benchmarks.page.invented import InventedMachine, ServedPage, invented_entries, invented_rows, served
-from tests.unit.history.example_run import DESK, RUN
 
 HOSTILE = "\"'><img src=x onerror=alert(1)><script>alert(2)<\\script>{{7*7}}\u202e\x1b[31m"
 Work = Callable[[InventedMachine, ServedPage, httpx.AsyncClient], Awaitable[None]]

@@ -20,7 +20,7 @@ from barnraise.core.errors import ProtocolError
 from barnraise.history.entries import NoteEntry
 from barnraise.history.log_format import encode_frames, whole_frames
 from barnraise.page.records import RunRecords
-from tests.unit.history.example_run import DESK, MAC, RUN, START, example_run
+from benchmarks.invented_run import DESK, MAC, RUN, START, example_run
 
 T = TypeVar("T", bound=AgentResponse)
 PART = 4096

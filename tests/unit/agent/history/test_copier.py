@@ -18,7 +18,7 @@ from barnraise.agent.runs.messages import HistoryMessage, decode
 from barnraise.history.entries import LogHead, NoteEntry
 from barnraise.history.log_file import RunLogWriter, log_path, logs_of
 from barnraise.identity import NodeId
-from tests.unit.history.example_run import DESK, MAC, NAS, RUN
+from benchmarks.invented_run import DESK, MAC, NAS, RUN
 
 NODES = (DESK, MAC, NAS)
 CLUSTER = b"c" * 32

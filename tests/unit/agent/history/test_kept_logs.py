@@ -8,7 +8,7 @@ from pathlib import Path
 from barnraise.agent.history.kept_logs import kept_logs, remove_oldest
 from barnraise.history.entries import LogHead, NoteEntry
 from barnraise.history.log_file import RunLogWriter, log_path
-from tests.unit.history.example_run import DESK, MAC
+from benchmarks.invented_run import DESK, MAC
 
 
 def _write(state: Path, run: str, node: bytes, changed_at: float) -> int:

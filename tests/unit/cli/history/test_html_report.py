@@ -10,7 +10,7 @@ from barnraise.cli.history import html_report
 from barnraise.core.errors import ConfigError, RunError
 from barnraise.history.entries import LogHead
 from barnraise.history.log_file import RunLogWriter, log_path
-from tests.unit.history.example_run import DESK, RUN, example_run
+from benchmarks.invented_run import DESK, RUN, example_run
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from barnraise.cli.history import compare, listing, report
 from barnraise.history.entries import Entry, LogHead, RunStart
 from barnraise.history.log_file import RunLogWriter, log_path
 from barnraise.history.view_builder import build_view
-from tests.unit.history.example_run import DESK, MAC, RUN, example_run
+from benchmarks.invented_run import DESK, MAC, RUN, example_run
 
 
 @pytest.fixture

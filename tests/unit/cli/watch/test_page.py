@@ -16,7 +16,7 @@ from barnraise.cli.watch.page import page_lines
 from barnraise.cli.watch.snapshot import Snapshot
 from barnraise.history.view import CurvePoint, CurveView, RunView
 from barnraise.history.view_builder import build_view
-from tests.unit.history.example_run import RUN, START, example_run
+from benchmarks.invented_run import RUN, START, example_run
 
 _PAGES = Path(__file__).parent / "pages"
 _CASES = [(80, 300), (200, 440), (80, 600)]

@@ -16,7 +16,7 @@ from barnraise.cli.watch.screen import PageView, WatchApp
 from barnraise.cli.watch.snapshot import Snapshot
 from barnraise.core.errors import AgentError, BarnraiseError
 from barnraise.history.view_builder import build_view
-from tests.unit.history.example_run import RUN, example_run
+from benchmarks.invented_run import RUN, example_run
 
 pytestmark = pytest.mark.clocks
 

@@ -10,8 +10,8 @@ from barnraise.cli.watch.plain import PlainOutput
 from barnraise.cli.watch.snapshot import Freshness, Snapshot, newest_entry_at
 from barnraise.display.row_view import view_of_row
 from barnraise.history.view_builder import build_view
+from benchmarks.invented_run import RUN, example_run
 from tests.unit.cli.runs.progress.test_waiting_line import response, workers
-from tests.unit.history.example_run import RUN, example_run
 
 
 def test_run_without_a_record_shows_what_the_cluster_knows() -> None:

@@ -20,8 +20,8 @@ from barnraise.display.charts.timeline import draw_timeline
 from barnraise.history.entries import Entry
 from barnraise.history.view import CurvePoint, CurveView, RunView
 from barnraise.history.view_builder import build_view
+from benchmarks.invented_run import DESK, MAC, NAS, START, example_run
 from tests.unit.display.hostile_run import hostile_run
-from tests.unit.history.example_run import DESK, MAC, NAS, START, example_run
 
 VIEW = build_view(example_run())
 TAGS = {"svg", "style", "title", "g", "line", "path", "text", "rect", "circle", "polyline", "polygon"}

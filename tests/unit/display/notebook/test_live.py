@@ -16,7 +16,7 @@ from barnraise.core.errors import RunError
 from barnraise.display.notebook.live import watch
 from barnraise.history.entries import Entry, LogHead
 from barnraise.history.log_file import RunLogWriter, log_path
-from tests.unit.history.example_run import DESK, RUN, example_run
+from benchmarks.invented_run import DESK, RUN, example_run
 
 FIRST_CELL = """
 import barnraise, os, pathlib, time

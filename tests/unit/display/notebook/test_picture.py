@@ -6,8 +6,8 @@ import msgspec
 
 from barnraise.display.notebook.picture import draw_picture, plain_text, waiting_picture
 from barnraise.history.view_builder import build_view
+from benchmarks.invented_run import RUN, example_run
 from tests.unit.display.hostile_run import ATTACK, hostile_run, html_tags
-from tests.unit.history.example_run import RUN, example_run
 
 TAGS = {"div", "style", "p", "strong", "img", "table", "thead", "tbody", "tr", "th", "td"}
 

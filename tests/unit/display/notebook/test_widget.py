@@ -12,9 +12,9 @@ pytest.importorskip("anywidget")
 from barnraise.display.notebook.picture import draw_picture
 from barnraise.display.notebook.widget import PictureWidget
 from barnraise.history.view_builder import build_view
+from benchmarks.invented_run import example_run
 from benchmarks.page.browser import browser, find_chromium
 from tests.unit.display.hostile_run import hostile_run
-from tests.unit.history.example_run import example_run
 
 pytestmark = [
     pytest.mark.clocks,

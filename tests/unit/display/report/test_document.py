@@ -13,8 +13,8 @@ from barnraise.display.report.document import ReportOptions, build_report
 from barnraise.display.report.energy import EnergyPrice, energy_sentences, parse_price
 from barnraise.history.view import RunView, StartView
 from barnraise.history.view_builder import build_view
+from benchmarks.invented_run import BATCH, RUN, START, STEPS, example_run
 from tests.unit.display.hostile_run import hostile_run, html_tags
-from tests.unit.history.example_run import BATCH, RUN, START, STEPS, example_run
 
 VIEW = build_view(example_run(), run=RUN)
 OPTIONS = ReportOptions(EnergyPrice(0.3, "EUR"), made_at=START, version="0.1.0")

@@ -13,7 +13,7 @@ from barnraise.history.entries import Entry, LogHead, MachineSample, StepBatch, 
 from barnraise.history.log_file import RunLogWriter, log_path, read_entries
 from barnraise.history.logs.compaction import compact
 from barnraise.history.merge import merge
-from tests.unit.history.example_run import DESK, RUN
+from benchmarks.invented_run import DESK, RUN
 
 _DAY_S = 86_400
 _MACHINES = 3

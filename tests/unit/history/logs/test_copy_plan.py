@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from barnraise.history.logs.copy_plan import HeldLog, logs_to_copy
-from tests.unit.history.example_run import DESK, MAC, NAS, RUN
+from benchmarks.invented_run import DESK, MAC, NAS, RUN
 
 _LOG = HeldLog(RUN, MAC, b"i" * 16, 10.0, 500)
 

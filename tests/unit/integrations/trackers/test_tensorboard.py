@@ -21,7 +21,7 @@ from barnraise.integrations.trackers.feeder import open_tracker
 from barnraise.integrations.trackers.rows import run_content
 from barnraise.integrations.trackers.schedule import WriteSchedule
 from barnraise.integrations.trackers.tensorboard import TensorBoardTracker
-from tests.unit.history.example_run import DESK, MAC, RUN, example_run
+from benchmarks.invented_run import DESK, MAC, RUN, example_run
 from tests.unit.integrations.trackers.test_schedule import group, steps
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

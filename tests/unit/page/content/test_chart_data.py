@@ -10,7 +10,7 @@ import msgspec
 from barnraise.history.view import CurveMark, CurvePoint, CurveView
 from barnraise.history.view_builder import build_view
 from barnraise.page.content.chart_data import MOST_CURVES, chart_data, comparison_data
-from tests.unit.history.example_run import RUN, example_run
+from benchmarks.invented_run import RUN, example_run
 
 VIEW = build_view(example_run(), run=RUN)
 

@@ -6,8 +6,8 @@ import asyncio
 
 from barnraise.agent_client.run_requests import WatchRequest
 from barnraise.page.content.log_search import MOST_LINES, search_logs
+from benchmarks.invented_run import RUN
 from benchmarks.page.invented import InventedMachine, invented_rows
-from tests.unit.history.example_run import RUN
 
 
 def _machine(output: bytes) -> InventedMachine:
