@@ -16,12 +16,10 @@ from barnraise.agent_client.cluster_requests import (
     CheckRequest,
     CheckResponse,
     CheckRow,
-    LimitsRequest,
-    LimitsResponse,
+    PauseMachineRequest,
     RequestDone,
 )
 from barnraise.agent_client.history.requests import HistoryRequest
-from barnraise.agent_client.machine_limits import MachineLimits
 from barnraise.agent_client.run_requests import (
     LogChunk,
     RunRequest,
@@ -110,6 +108,7 @@ class InventedMachine:
     """Machine whose answers come from memory; it keeps what it was asked."""
 
     name: str = "desk"
+    machine_id: str = "desk-id"
     rows: Sequence[RunRow] = ()
     entries: Sequence[Entry] = ()
     output: bytes = b"step 1 loss 4.2\nstep 2 loss 4.1\n"
@@ -132,8 +131,8 @@ class InventedMachine:
         match request:
             case CheckRequest():
                 answer = CheckResponse((CheckRow("quorum", "ok", "3 of 3 voters are online"),))
-            case LimitsRequest():
-                answer = LimitsResponse(limits=request.limits or MachineLimits())
+            case PauseMachineRequest():
+                answer = RequestDone("it is paused" if request.paused else "runs may use it again")
             case StopRunRequest():
                 answer = RequestDone(f"run {request.run} is stopping")
             case WatchRequest():

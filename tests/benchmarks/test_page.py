@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 import pytest
 
-from barnraise.agent_client.cluster_requests import LimitsRequest
+from barnraise.agent_client.cluster_requests import PauseMachineRequest
 from barnraise.agent_client.run_requests import StopRunRequest
 from barnraise.history.entries import NoteEntry
 from benchmarks.invented_run import RUN, START
@@ -91,7 +91,7 @@ def test_button_pauses_a_machine() -> None:
         await tab.evaluate("document.querySelector('[id^=pause-]').click()")
         await tab.until("document.readyState === 'complete'")
         for _ in range(100):
-            if any(isinstance(request, LimitsRequest) and request.limits for request in machine.requests):
+            if any(isinstance(request, PauseMachineRequest) for request in machine.requests):
                 return
             await asyncio.sleep(0.05)
         raise AssertionError("no machine was paused")

@@ -21,7 +21,7 @@ from barnraise.agent_client.cluster_requests import (
 from benchmarks.agents.machines import REPOSITORY
 from benchmarks.attacks.registry import attack, undisturbed
 from benchmarks.attacks.scenes.cluster import AttackedCluster
-from benchmarks.attacks.scenes.runs import RunCluster
+from benchmarks.attacks.scenes.runs import ALL_MACHINES, RunCluster
 
 _WEB: Final = "web page"
 _LOCAL: Final = "other local user"
@@ -261,3 +261,17 @@ def ask_as_owner(cluster: RunCluster) -> str:
         assert answers["told"] == 0, "it was answered"
         assert cluster.phase(cluster.run) == "running"
     return "its connection was closed without an answer"
+
+
+@attack("guest-pauses-others", "guest", "orders owners' machines to pause, in each way there is", RunCluster)
+def pause_others(cluster: RunCluster) -> str:
+    with cluster.unchanged():
+        answers = cluster.attack("guest_pauses_others", keep=cluster.guest, agents=cluster.agents)
+        assert answers["sent"] == 5 * len(cluster.agents), "not all was tried"
+        assert answers["told"] == 0, "it was answered"
+        assert answers["cut"] == 4 * len(cluster.agents), "a link stayed open after an order"
+        for place in ALL_MACHINES:
+            limits = cluster.machines.ask(place, LimitsRequest(), LimitsResponse).limits
+            assert not limits.paused, f"machine {place} was paused"
+        assert cluster.phase(cluster.run) == "running"
+    return "no machine was paused, and no order was answered"

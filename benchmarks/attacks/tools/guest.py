@@ -25,9 +25,11 @@ from barnraise.agent.diagnostics.reachability import (
     decode_dial_back,
     encode_dial_back,
 )
+from barnraise.agent.limits.messages import PauseAnswer, PauseOrder
+from barnraise.agent.limits.messages import encode as encode_pause
 from barnraise.agent.page.messages import OwnerRequest
 from barnraise.agent.page.messages import encode as encode_owner
-from barnraise.agent_client.cluster_requests import LimitsRequest
+from barnraise.agent_client.cluster_requests import LimitsRequest, PauseMachineRequest
 from barnraise.agent_client.cluster_requests import encode as encode_request
 from barnraise.agent_client.kv_messages import LOBBY, Namespace, PushToQueue
 from barnraise.agent_client.machine_limits import MachineLimits
@@ -416,7 +418,7 @@ class AskingGuest(Guest):
     answers = 0
 
     def _received(self, link: ControlConnection, message: bytes) -> None:
-        self.answers += message[:1] == protocol.OWNER
+        self.answers += message[:1] in (protocol.OWNER, protocol.PAUSE)
         super()._received(link, message)
 
 
@@ -434,3 +436,28 @@ async def guest_asks_as_owner(keep: str, agents: Agents, run: str) -> Result:
             await asyncio.sleep(1.0)
             link.close("done")
     return {"sent": sent, "told": guest.answers}
+
+
+@tool
+async def guest_pauses_others(keep: str, agents: Agents) -> Result:
+    """Send orders and requests to pause each agent, each on a link of its own."""
+    guest = AskingGuest(keep, agents)
+    limits = encode_request(LimitsRequest(MachineLimits(paused=True)))
+    sent = cut = 0
+    for node in guest.agents:
+        name = node.raw.hex()
+        messages = (
+            encode_pause(PauseOrder(1, True)),
+            encode_pause(PauseOrder(2, True, 1e12)),
+            encode_pause(PauseAnswer(3, True, "it is paused")),
+            encode_owner(OwnerRequest(4, limits)),
+            encode_owner(OwnerRequest(5, encode_request(PauseMachineRequest(name, True)))),
+        )
+        for message in messages:
+            link = await guest.dial(node, ROUTE_AGENT_BULK)
+            link.send(message)
+            sent += 1
+            await asyncio.sleep(1.0)
+            cut += link.closed is not None
+            link.close("done")
+    return {"sent": sent, "told": guest.answers, "cut": cut}

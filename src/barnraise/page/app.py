@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlencode
 
-import msgspec
 from markupsafe import Markup
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
@@ -21,8 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from barnraise.agent_client.cluster_requests import (
     CheckRequest,
     CheckResponse,
-    LimitsRequest,
-    LimitsResponse,
+    PauseMachineRequest,
     RequestDone,
 )
 from barnraise.agent_client.run_requests import StopRunRequest
@@ -261,15 +259,13 @@ class PageApp:
         return RedirectResponse(f"{self._base(request)}/runs/{run}", status_code=303)
 
     async def _limit(self, request: Request) -> Response:
-        """Pause or resume a machine; another owner's machine is asked over its link."""
+        """Pause or resume a machine, as the commands of this machine do."""
         await self._form(request)
         run, node, change = (request.path_params[name] for name in ("run", "node", "change"))
-        machine = self._host.source(node)
-        if machine is None or change not in ("pause", "resume"):
+        here, machine = self._host.source(self._host.here), self._host.source(node)
+        if here is None or machine is None or change not in ("pause", "resume"):
             return await self._missing(request, None)
-        limits = (await machine.ask(LimitsRequest(), LimitsResponse)).limits
-        wanted = msgspec.structs.replace(limits, paused=change == "pause", paused_until=0.0)
-        await machine.ask(LimitsRequest(wanted), LimitsResponse)
+        await here.ask(PauseMachineRequest(machine.machine_id, change == "pause"), RequestDone)
         return RedirectResponse(f"{self._base(request)}/runs/{run}", status_code=303)
 
     # parts

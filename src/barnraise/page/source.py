@@ -20,6 +20,10 @@ class PageSource(Protocol):
     def name(self) -> str:
         """Return the name of the machine."""
 
+    @property
+    def machine_id(self) -> str:
+        """Return the id of the machine as commands take it."""
+
     async def runs(self) -> Sequence[RunRow]:
         """Return the runs that the machine knows, the newest last."""
 

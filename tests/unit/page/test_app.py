@@ -12,7 +12,7 @@ import httpx
 import msgspec
 import pytest
 
-from barnraise.agent_client.cluster_requests import LimitsRequest
+from barnraise.agent_client.cluster_requests import PauseMachineRequest
 from barnraise.agent_client.run_requests import StopRunRequest
 from barnraise.history.entries import NoteEntry, PlanAdopted, RunStart
 from benchmarks.invented_run import DESK, RUN
@@ -138,9 +138,7 @@ def test_changes_need_token_and_same_origin() -> None:
         assert machine.requests == [StopRunRequest(RUN)]
         await client.post(pause, headers={"origin": origin}, data={"token": token})
         request = machine.requests[-1]
-        assert isinstance(request, LimitsRequest)
-        assert request.limits is not None
-        assert request.limits.paused
+        assert request == PauseMachineRequest(machine.machine_id, True)
         nowhere = f"{page.base}/runs/{RUN}/machines/nobody/pause"
         assert (
             await client.post(nowhere, headers={"origin": origin}, data={"token": token})

@@ -170,8 +170,9 @@ async def _answer(agent: Agent, request: AgentRequest) -> AgentResponse:
         case LimitsRequest():
             return _limits(agent, request.limits)
         case PauseMachineRequest():
-            _check_owner(agent, "pause other machines")
             node = agent.find(request.machine)
+            if node != agent.me:
+                _check_owner(agent, "pause other machines")
             order = agent.remote_pause.order(node, paused=request.paused, until=request.until)
             return RequestDone(await order)
         case OpenPageRequest():

@@ -6,7 +6,9 @@ Every machine of a run writes the same events, so that they survive the death of
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+
+from msgspec.structs import replace
 
 from barnraise.core.sanitize import printable
 from barnraise.history.entries import (
@@ -18,7 +20,8 @@ from barnraise.history.entries import (
     RunEnd,
     RunStart,
 )
-from barnraise.runs.record import RecordedFailure, RunRecord, RunSpec, WorkerState
+from barnraise.runs.control.worker_status import reported_states
+from barnraise.runs.record import NodeReport, RecordedFailure, RunRecord, RunSpec, WorkerState
 from barnraise.topology import Machine
 
 _NAME, _WORD, _SENTENCE = 64, 200, 4000
@@ -63,11 +66,15 @@ def machine_entry(node: bytes, name: str, machine: Machine | None) -> MachineFac
 
 
 def change_entries(
-    old: RunRecord, new: RunRecord, states: States, present: Collection[bytes], at: float
+    old: RunRecord,
+    new: RunRecord,
+    reports: Mapping[bytes, NodeReport],
+    present: Collection[bytes],
+    at: float,
 ) -> list[Entry]:
     """Return the events between two versions of a run.
 
-    ``states``: reported states of workers. ``present``: machines that are in the cluster's view.
+    ``reports``: of the machines. ``present``: machines that are in the cluster's view.
     """
     known = {failure.key for failure in old.failures}
     entries: list[Entry] = [
@@ -76,11 +83,21 @@ def change_entries(
     if old.phase != new.phase and new.phase == "ended" and new.outcome is not None:
         sentence = printable(new.outcome.sentence)[:_SENTENCE]
         return [*entries, RunEnd(at, new.outcome.code, sentence)]
-    step = _newest_step(states)
-    for node, change, reason in _membership_changes(old, new, states, present):
+    step = _newest_step(reported_states(reports))
+    for node, change, reason in _membership_changes(old, new, reports, present):
         reason = printable(reason)[:_SENTENCE]
         entries.append(MembershipChange(at, node, change, reason, step, new.generation))
     return entries
+
+
+def with_resumes(entries: Iterable[Entry], paused: Collection[bytes]) -> list[Entry]:
+    """Return the entries; a machine that was ``paused`` does not recover, but trains again."""
+    return [
+        replace(entry, change="resumed")
+        if isinstance(entry, MembershipChange) and entry.change == "recovered" and entry.node in paused
+        else entry
+        for entry in entries
+    ]
 
 
 def failure_entry(recorded: RecordedFailure, at: float) -> FailureNote:
@@ -103,14 +120,14 @@ def _exit_sentence(code: int, signal: int) -> str:
 
 
 def _membership_changes(
-    old: RunRecord, new: RunRecord, states: States, present: Collection[bytes]
+    old: RunRecord, new: RunRecord, reports: Mapping[bytes, NodeReport], present: Collection[bytes]
 ) -> Iterator[tuple[bytes, ChangeKind, str]]:
     """Yield each machine whose part in the run has changed, how, and why."""
     was_paused = {machine.node for machine in old.paused}
     earlier = {slot.node for slot in old.workers}
     has_started = old.generation > 0
     for node in [node for node in old.nodes if node not in new.nodes]:
-        departure = _departure(node, old, new, states, present)
+        departure = _departure(node, old, new, reports, present)
         if departure is not None:
             yield node, *departure
     for node in dict.fromkeys(slot.node for slot in new.joining):
@@ -128,7 +145,11 @@ def _membership_changes(
 
 
 def _departure(
-    node: bytes, old: RunRecord, new: RunRecord, states: States, present: Collection[bytes]
+    node: bytes,
+    old: RunRecord,
+    new: RunRecord,
+    reports: Mapping[bytes, NodeReport],
+    present: Collection[bytes],
 ) -> tuple[ChangeKind, str] | None:
     """Return how and why a machine has left the group; None if its workers have finished the script."""
     for machine in new.paused:
@@ -140,12 +161,14 @@ def _departure(
             return "died", _exit_sentence(failure.failure.code, failure.failure.signal).replace(
                 "it ", "its worker ", 1
             )
+    states = reported_states(reports)
     workers = [states[slot.key] for slot in old.slots if slot.node == node and slot.key in states]
     for worker in workers:
         if worker.failed:
             return "died", _exit_sentence(worker.code, worker.signal).replace("it ", "its worker ", 1)
     if any(worker.state == "leaving" for worker in workers):
-        return "left", "the machine was asked to leave"
+        pause = reports[node].paused  # by a person, or by hours, battery or connection that a person set
+        return ("paused", pause) if pause else ("left", "the machine was asked to leave")
     if workers and all(worker.state == "ended" for worker in workers):
         return None
     if node not in present or "disappeared" in new.why:

@@ -16,7 +16,7 @@ from barnraise.agent.history.copier import HistoryCopier
 from barnraise.agent.history.disk_thread import DiskThread
 from barnraise.agent.history.kept_logs import kept_logs, remove_oldest
 from barnraise.agent.history.machine_sampler import MachineSampler
-from barnraise.agent.history.run_events import change_entries, machine_entry, start_entries
+from barnraise.agent.history.run_events import change_entries, machine_entry, start_entries, with_resumes
 from barnraise.agent.runs.registry import RunEntry, RunRegistry
 from barnraise.agent_client.history.requests import (
     MOST_LOGS,
@@ -29,11 +29,13 @@ from barnraise.agent_client.history.requests import (
 from barnraise.core.errors import ProtocolError, RunError
 from barnraise.core.flow.rate_limit import RateLimit
 from barnraise.history.entries import (
+    ChangeKind,
     CheckpointSaved,
     Entry,
     GroupStart,
     LogHead,
     MachineSample,
+    MembershipChange,
     NoteEntry,
     OwnValues,
     PlanAdopted,
@@ -44,7 +46,6 @@ from barnraise.history.entries import (
 from barnraise.history.log_file import RunLogWriter, log_path, logs_of, read_part
 from barnraise.history.log_format import decode_frames
 from barnraise.identity import NodeId
-from barnraise.runs.control.worker_status import reported_states
 from barnraise.runs.record import RunRecord
 from barnraise.topology import Machine
 
@@ -74,6 +75,7 @@ class HistoryService:
         self.copier = HistoryCopier(context, self._disk)
         self._writers: dict[str, RunLogWriter] = {}  # used by the thread only
         self._known: dict[str, RunRecord] = {}  # newest record of each active run
+        self._changes: dict[str, dict[bytes, ChangeKind]] = {}  # newest of each machine of these runs
         self._limit = RateLimit(_BYTES_PER_S, _BURST, max_sources=1024)
         self.sampler = MachineSampler(context, self._active_runs, self.record, time.time)
 
@@ -99,9 +101,12 @@ class HistoryService:
                 return
             entries = start_entries(entry.spec, self._name_of, self._machine_of)
         else:
-            states = reported_states(entry.reports)
             present = {member.node for member in self._context.member.view.members}
-            entries = change_entries(old, record, states, present, time.time())
+            entries = change_entries(old, record, entry.reports, present, time.time())
+            changes = self._changes.setdefault(run, {})
+            paused = [node for node, change in changes.items() if change == "paused"]
+            entries = with_resumes(entries, paused)
+            changes.update({item.node: item.change for item in entries if isinstance(item, MembershipChange)})
             known = set(old.nodes) | set(entry.spec.nodes)
             for node in [node for node in record.nodes if node not in known]:
                 entries.append(machine_entry(node, self._name_of(node), self._machine_of(node)))
@@ -109,6 +114,7 @@ class HistoryService:
         self.record(run, entries)
         if entry.has_ended:
             del self._known[run]
+            self._changes.pop(run, None)
             self._disk.submit(lambda: self._close(run))
 
     def on_checkpoint(self, run: str, step: int) -> None:

@@ -80,6 +80,7 @@ class RemotePause:
             return PauseAnswer(order.serial, False, sentence[:_MAX_SENTENCE])
         done = "paused this machine" if order.paused else "lets runs use this machine again"
         self._context.report_event(f"{name} {done}")
+        self._context.audit.write("asked-by-owner", by=name, detail=done)
         return PauseAnswer(order.serial, True, sentence[:_MAX_SENTENCE])
 
     def _apply(self, by: str, *, paused: bool, until: float) -> str:

@@ -7,7 +7,6 @@ none of them.
 from __future__ import annotations
 
 import asyncio
-import re
 
 from barnraise.agent.context import AnsweringContext
 from barnraise.agent.page.messages import MAX_RESPONSE, OwnerMessage, OwnerRequest, OwnerResponse, encode
@@ -16,7 +15,6 @@ from barnraise.agent_client.cluster_requests import (
     AgentResponse,
     AnyAgentRequest,
     CheckRequest,
-    LimitsRequest,
     StatusRequest,
     decode_request,
     decode_response,
@@ -31,16 +29,13 @@ from barnraise.identity import NodeId
 _ANSWER_S = 20.0
 _MOST_AT_ONCE = 8  # requests of one machine
 _ALLOWED = (
-    *(StatusRequest, RunsRequest, WatchRequest, StopRunRequest, CheckRequest, LimitsRequest),
+    *(StatusRequest, RunsRequest, WatchRequest, StopRunRequest, CheckRequest),
     *(HistoryListRequest, HistoryPartRequest),
 )
-_RUN = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")  # the name is part of a path
 
 
 def refuse_owner_request(request: AnyAgentRequest) -> str | None:
     """Return why another owner's machine may not send this request, or None if it may."""
-    if isinstance(request, HistoryPartRequest) and not _RUN.fullmatch(request.run):
-        return "this is no name of a run"
     if isinstance(request, _ALLOWED):
         return None
     return f"{type(request).__name__} is for commands on the machine itself"
@@ -110,10 +105,7 @@ class OwnerRequests:
             reason = "this machine is a guest, and only its user asks its agent"
         if reason is not None:
             raise AgentError(f"the agent rejects a request of {self._context.name_of(node)}: {reason}")
-        is_change = isinstance(request, StopRunRequest) or (
-            isinstance(request, LimitsRequest) and request.limits is not None
-        )
-        if is_change:
+        if isinstance(request, StopRunRequest):
             what = f"{type(request).__name__} over its link"
             self._context.audit.write("asked-by-owner", by=self._context.name_of(node), detail=what)
         response = await self._context.answer(body, "")

@@ -56,6 +56,11 @@ class MachineSource:
         """Return the name of the machine."""
         return self._context.name_of(self._node)
 
+    @property
+    def machine_id(self) -> str:
+        """Return the id of the machine as commands take it."""
+        return str(self._node)
+
     async def runs(self) -> Sequence[RunRow]:
         """Return the runs that the machine knows or has a record of, the newest last."""
         rows = (await self.ask(RunsRequest(), RunsResponse)).runs

@@ -14,7 +14,8 @@ MAX_FRAMES = 768 << 10  # bytes of one request of a worker
 MAX_LOG_PART = 256 << 10
 MOST_LOGS = 256  # of one response
 
-RunName = Annotated[str, Meta(min_length=1, max_length=64)]
+# The name is a part of a path.
+RunName = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[a-z0-9][a-z0-9-]*\Z")]
 Node = Annotated[bytes, Meta(max_length=32)]
 Identity = Annotated[bytes, Meta(max_length=16)]
 Offset = Annotated[int, Meta(ge=0, le=1 << 40)]

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from barnraise.agent.history.run_events import change_entries
-from barnraise.history.entries import Entry, FailureNote, MembershipChange, RunEnd
+from barnraise.agent.history.run_events import change_entries, with_resumes
+from barnraise.history.entries import ChangeKind, Entry, FailureNote, MembershipChange, RunEnd
+from barnraise.history.sentences import running_headline
+from barnraise.history.view import CHANGE_STATES, MachineView
 from barnraise.runs.record import (
     LeftOutNode,
+    NodeReport,
     RecordedFailure,
     RunOutcome,
     RunRecord,
@@ -24,16 +27,37 @@ _OLD = RunRecord(
 _WITHOUT_C = replace(_OLD, generation=2, slots=_SLOTS[:2], why="c is slow; training continues on 2 machines")
 
 
-def _changes(new: RunRecord, old: RunRecord = _OLD, **states: str) -> list[tuple[bytes, str, str]]:
+def _changes(
+    new: RunRecord, old: RunRecord = _OLD, pause: str = "", **states: str
+) -> list[tuple[bytes, ChangeKind, str]]:
     nodes = {"a": A, "b": B, "c": C}
-    reported = {
-        (nodes[name], 0, 1): WorkerState(0, state, start=1, signal=9 if state == "ended" else 0)  # type: ignore[arg-type]
+    reports = {
+        nodes[name]: NodeReport(
+            run="train-1",
+            incarnation=bytes(16),
+            serial=1,
+            stage="running",
+            workers=(WorkerState(0, state, start=1, signal=9 if state == "ended" else 0),),  # type: ignore[arg-type]
+            paused=pause,
+        )
         for name, state in states.items()
     }
-    entries: list[Entry] = change_entries(old, new, reported, {A, B, C}, 5.0)
+    entries: list[Entry] = change_entries(old, new, reports, {A, B, C}, 5.0)
     return [
         (entry.node, entry.change, entry.reason) for entry in entries if isinstance(entry, MembershipChange)
     ]
+
+
+def test_machine_that_a_person_paused_is_paused_and_trains_again() -> None:
+    ((node, change, reason),) = _changes(_WITHOUT_C, c="leaving", pause="a person at a paused it")
+    assert (node, change) == (C, "paused")
+    machine = MachineView(node=A.hex(), name="a", state="trains")
+    nas = MachineView(node=C.hex(), name="nas", state=CHANGE_STATES[change], state_reason=reason)
+    headline = running_headline([machine, nas], steps=5)
+    assert headline == "1 of 2 machines trains; nas is paused: a person at a paused it"
+    back = MembershipChange(9.0, C, "recovered", "", 12, 3)
+    assert with_resumes([back], [C]) == [replace(back, change="resumed")]
+    assert with_resumes([back], [A]) == [back]
 
 
 def test_machine_without_a_slot_is_evicted_paused_dead_or_gone() -> None:

@@ -30,6 +30,7 @@ class Pair:
     def __init__(self, directory: Path, roles: dict[NodeId, str]) -> None:
         self.roles, self.directory, self.is_connected = roles, directory, True
         self.events: list[str] = []
+        self.audited: list[tuple[str, dict[str, str]]] = []
         self.pauses = {node: self._agent(node) for node in NAMES}
 
     def _agent(self, me: NodeId) -> RemotePause:
@@ -43,6 +44,7 @@ class Pair:
             connections=SimpleNamespace(get=lambda node: object() if self.is_connected else None),
             send_bulk=lambda node, message: self.pauses[node].received(me, memoryview(message)[1:]),
             report_event=self.events.append,
+            audit=SimpleNamespace(write=lambda kind, **facts: self.audited.append((kind, facts))),
             machine_changed=lambda: None,
         )
         context.limits = LimitsService(context, lambda: True, lambda: None, metered=lambda: False)
@@ -67,6 +69,7 @@ def test_owner_pauses_and_resumes_the_machine_of_another_owner(tmp_path: Path) -
         assert pair.limits(NAS).paused
         assert not pair.limits(DESK).paused
         assert "desk paused this machine" in pair.events
+        assert pair.audited == [("asked-by-owner", {"by": "desk", "detail": "paused this machine"})]
         reason = pause_reason(pair.limits(NAS), HostConditions(datetime.now().astimezone()), is_own_run=True)
         assert reason == "a person at desk paused it"
         assert await pair.pauses[DESK].order(NAS, paused=False) == "nas: runs may use it again"

@@ -12,11 +12,14 @@ from barnraise.agent_client.cluster_requests import (
     LimitsRequest,
     OpenPageRequest,
     PairRequest,
+    PauseMachineRequest,
     RotateKeyRequest,
     ShutdownRequest,
     StatusRequest,
     UnpairRequest,
+    decode_request,
 )
+from barnraise.agent_client.cluster_requests import encode as encode_request
 from barnraise.agent_client.history.requests import HistoryListRequest, HistoryPartRequest, RecordRequest
 from barnraise.agent_client.run_requests import (
     AcceptRunRequest,
@@ -31,7 +34,7 @@ from barnraise.core.errors import ProtocolError
 @pytest.mark.parametrize(
     "request_",
     [
-        *(StatusRequest(), RunsRequest(), CheckRequest(), LimitsRequest(), StopRunRequest("train-1")),
+        *(StatusRequest(), RunsRequest(), CheckRequest(), StopRunRequest("train-1")),
         *(WatchRequest(run="train-1"), HistoryListRequest(), HistoryPartRequest("train-k3f9", b"x" * 32)),
     ],
 )
@@ -42,7 +45,15 @@ def test_requests_that_the_page_needs_are_answered(request_: StatusRequest) -> N
 @pytest.mark.parametrize(
     "request_",
     [
-        *(PairRequest(), LeaveRequest(), ShutdownRequest(), RotateKeyRequest(), UnpairRequest("h0")),
+        *(
+            LimitsRequest(),
+            PauseMachineRequest("h0", True),
+            PairRequest(),
+            LeaveRequest(),
+            ShutdownRequest(),
+            RotateKeyRequest(),
+            UnpairRequest("h0"),
+        ),
         *(OpenPageRequest(), AcceptRunRequest("train-1", yes=True), SignersRequest("train-1")),
         RecordRequest("train-1", 0, 0, b""),
     ],
@@ -53,7 +64,8 @@ def test_requests_that_only_the_machines_user_may_send_are_refused(request_: Pai
 
 @pytest.mark.parametrize("run", ["../../etc", "a/b", "..", "A", "a\n", "a\x00"])
 def test_name_of_a_run_cannot_leave_its_folder(run: str) -> None:
-    assert refuse_owner_request(HistoryPartRequest(run, b"x" * 32)) == "this is no name of a run"
+    with pytest.raises(ProtocolError):
+        decode_request(encode_request(HistoryPartRequest(run, b"x" * 32)))
 
 
 def test_messages_are_bounded() -> None:
