@@ -13,11 +13,13 @@ from barnraise.display.charts.timeline import draw_timeline
 from barnraise.display.report.accounting import machine_uses, step_sentences, time_parts
 from barnraise.display.report.energy import EnergyPrice, energy_sentences, format_energy
 from barnraise.display.report.layout import figure, paragraphs, section, table
-from barnraise.history.sentences import duration
+from barnraise.history.sentences import because, duration, plan_reason
 from barnraise.history.view import CurveView, RunView
 
 _MOST_CURVES = 6
 _MOST_ROWS = 300
+_MOST_REASONS = 5
+_STEP_TIMES = "Time of a step under each plan; measured: the median."
 
 
 def result_section(view: RunView) -> Element:
@@ -67,7 +69,7 @@ def machines_section(view: RunView) -> Element:
 def time_section(view: RunView) -> Element:
     """Return where the time of the run went, and the use of each machine."""
     parts = time_parts(view)
-    is_measured = any(name != "before and after the steps" for name, _ in parts)
+    is_measured = bool(view.phase_totals_s)
     total = [("whole run", parts)]
     rows = [(name, short_seconds(seconds), _percent(seconds / view.elapsed_s)) for name, seconds in parts]
     uses = [
@@ -122,10 +124,8 @@ def plans_section(view: RunView) -> Element:
         return section("Plan against reality", _plain("No plan was recorded."))
     rows = [
         (
-            plan.name,
             f"{plan.step:,}",
             plan.sync,
-            plan.reason,
             short_seconds(plan.predicted_step_s),
             short_seconds(plan.measured_step_s),
             _difference(plan.predicted_step_s, plan.measured_step_s),
@@ -134,8 +134,19 @@ def plans_section(view: RunView) -> Element:
     ]
     return section(
         "Plan against reality",
-        table(("plan", "from step", "how", "why", "predicted step", "measured step", "difference"), rows),
-        figure(lambda width: draw_phases(view.phases, width=width), "A step of the last plan, recent steps."),
+        table((f"from {view.counts}", "how", "predicted", "measured", "difference"), rows, _STEP_TIMES),
+        figure(
+            lambda width: draw_phases(view.phases, width=width),
+            "Where the time of a step goes: mean of the newest steps, and the prediction of the last plan.",
+        ),
+        *(
+            part
+            for plan in view.plans[-_MOST_REASONS:]
+            for part in (
+                element("h3", f"Plan from {view.counts} {plan.step:,}"),
+                element("p", because(plan.name, plan_reason(plan))),
+            )
+        ),
     )
 
 
