@@ -32,7 +32,6 @@ _LOOK_AT = 0.45
 _WIDE, _REPORT, _NOTEBOOK, _PHONE = 1100, 820, 940, 380
 _TERMINALS = ((80, 24), (200, 50))
 _COLUMN, _GAP = 1500, 24  # of pictures of a phone, in pixels
-_COLOURS = 128
 
 
 def main(arguments: list[str]) -> int:
@@ -124,8 +123,8 @@ async def _shoot(
 
 
 def _shrink(path: Path, picture: Image.Image) -> None:
-    """Write a picture with few colours: text and lines need no more."""
-    few = picture.convert("RGB").quantize(_COLOURS, dither=Image.Dither.NONE)
+    """Write a picture with 256 colours: text and lines need no more."""
+    few = picture.convert("RGB").quantize(method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
     few.save(path, optimize=True)
 
 

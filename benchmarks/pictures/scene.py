@@ -125,7 +125,7 @@ def _worker(agents: LocalAgents, place: int) -> int:
         with suppress(psutil.Error):
             words = process.cmdline()
             if words[-1:] == ["write.py"] and Path(process.cwd()).is_relative_to(agents.state(place)):
-                return process.pid
+                return int(process.pid)
     raise AssertionError("the machine has no worker")
 
 

@@ -83,7 +83,7 @@ def _head(view: RunView, options: ReportOptions) -> list[Element]:
 
 def _tiles(view: RunView) -> list[tuple[str, str]]:
     curve = view.curve()
-    total = f" of {view.total_steps:,}" if view.total_steps is not None else ""
+    total = f" of {view.total_steps:,}" if view.total_steps not in (None, view.step) else ""
     mean = view.samples / view.elapsed_s if view.samples and view.elapsed_s else None
     pairs = [
         (f"{view.counts}s", f"{view.step:,}{total}"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 from barnraise.core.units import format_size
 from barnraise.display.charts.bars import draw_phases, draw_stacks
 from barnraise.display.charts.curve import draw_curve, draw_rates
@@ -19,6 +21,7 @@ from barnraise.history.view import CurveView, RunView
 _MOST_CURVES = 6
 _MOST_ROWS = 300
 _MOST_REASONS = 5
+_USE = ("machine", "trained", "mean load", "most memory", "hottest", "mean power", "own speed", "share")
 _STEP_TIMES = "Time of a step under each plan; measured: the median."
 
 
@@ -92,12 +95,19 @@ def time_section(view: RunView) -> Element:
         else _plain("The times of the steps were not measured."),
         table(("part", "time", "of the run"), rows) if is_measured else None,
         element("h3", "Use of the machines"),
-        table(
-            ("machine", "trained", "mean load", "most memory", "hottest", "mean power", "own speed", "share"),
-            uses,
-        ),
-        _plain("A dash: not measured on this machine."),
+        table(_USE, uses),
+        *(_plain(sentence) for sentence in _unmeasured(uses)),
     )
+
+
+def _unmeasured(uses: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yield what a dash means, and which columns are not shown."""
+    columns = [[row[place] for row in uses] for place in range(len(_USE))]
+    absent = [name for name, column in zip(_USE, columns, strict=True) if set(column) == {"–"}]
+    if absent:
+        yield f"Not measured on any machine: {', '.join(absent)}."
+    if any("–" in column and set(column) != {"–"} for column in columns):
+        yield "A dash: not measured on this machine."
 
 
 def losses_section(view: RunView) -> Element:
