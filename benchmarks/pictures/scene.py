@@ -113,8 +113,8 @@ def run_with_death(folder: Path, names: Sequence[str], *, steps: int, kill_at: i
 def _start(agents: LocalAgents, folder: Path, steps: int) -> str:
     project = folder / "project"
     project.mkdir()
-    (project / "write.py").write_text(_SCRIPT.format(steps=steps, batch=BATCH))
-    done = agents.type(0, "run", "--env", "agent", "--detach", "write.py", folder=project)
+    (project / "train.py").write_text(_SCRIPT.format(steps=steps, batch=BATCH))
+    done = agents.type(0, "run", "--env", "agent", "--detach", "train.py", folder=project)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip().splitlines()[-1]
 
@@ -124,7 +124,7 @@ def _worker(agents: LocalAgents, place: int) -> int:
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             words = process.cmdline()
-            if words[-1:] == ["write.py"] and Path(process.cwd()).is_relative_to(agents.state(place)):
+            if words[-1:] == ["train.py"] and Path(process.cwd()).is_relative_to(agents.state(place)):
                 return int(process.pid)
     raise AssertionError("the machine has no worker")
 

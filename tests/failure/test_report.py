@@ -33,5 +33,5 @@ def test_report_of_a_run_with_a_death_says_what_happened(tmp_path: Path) -> None
     assert f"laptop died at step {died.step} and came back at step" in words
     assert "signal 9" in words
     assert all(name in words for name in NAMES)
-    assert "barnraise run write.py" in words
+    assert "barnraise run train.py" in words
     assert "No checkpoint was recorded." in words or view.checkpoints

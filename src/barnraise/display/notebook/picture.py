@@ -21,7 +21,7 @@ from barnraise.history.sentences import counted, duration
 from barnraise.history.view import EventView, MachineView, RunView
 
 _MOST_MACHINES = 16
-_MOST_EVENTS = 5
+_MOST_EVENTS = 6
 _STALE_S = 15.0
 _PAGE = "svg { background: var(--br-page); }"
 _STYLE = f"""{chart_style(".br-run")}
@@ -51,7 +51,7 @@ def draw_picture(view: RunView, problem: str = "") -> str:
         _image(draw_curve(curve, view.marks, height=240), curve.name) if curve is not None else None,
         _image(draw_timeline(view), "times of the machines") if view.started_at is not None else None,
         _machines(view),
-        *(element("p", _event(view, event), class_="quiet") for event in view.events[-_MOST_EVENTS:]),
+        *(element("p", _event(view, event), class_="quiet") for event in _newest_events(view)),
         element("p", _freshness(view, problem), class_="quiet"),
         class_="br-run",
     )
@@ -89,6 +89,11 @@ def newest_entry(view: RunView) -> float | None:
     times = [event.at for event in view.events[-1:]] + [rate.at for rate in view.rates[-1:]]
     times += [machine.sampled_at for machine in view.machines if machine.sampled_at is not None]
     return max(times, default=None)
+
+
+def _newest_events(view: RunView) -> list[EventView]:
+    """Return the newest events but checkpoints, which are in the chart."""
+    return [event for event in view.events if event.kind != "checkpoint"][-_MOST_EVENTS:]
 
 
 def _event(view: RunView, event: EventView) -> str:

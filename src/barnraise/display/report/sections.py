@@ -134,7 +134,7 @@ def plans_section(view: RunView) -> Element:
         return section("Plan against reality", _plain("No plan was recorded."))
     rows = [
         (
-            f"{plan.step:,}",
+            f"from {view.counts} {plan.step:,}",
             plan.sync,
             short_seconds(plan.predicted_step_s),
             short_seconds(plan.measured_step_s),
@@ -144,7 +144,7 @@ def plans_section(view: RunView) -> Element:
     ]
     return section(
         "Plan against reality",
-        table((f"from {view.counts}", "how", "predicted", "measured", "difference"), rows, _STEP_TIMES),
+        table(("plan", "how", "predicted", "measured", "difference"), rows, _STEP_TIMES),
         figure(
             lambda width: draw_phases(view.phases, width=width),
             "Where the time of a step goes: mean of the newest steps, and the prediction of the last plan.",
