@@ -78,8 +78,8 @@ def warn_of_plain_trainer(sources: Mapping[str, bytes], command: Sequence[str]) 
     script = _entry(command, sources)
     if script is None or training_style(sources, script).kind != "distributed":
         return
-    if found := replaceable_trainer(sources, script):
-        file, name = found
+    if trainer := replaceable_trainer(sources, script):
+        file, name = trainer
         click.echo(
             f"barnraise: {file} imports {name}, which trains as DDP: with equal shares, and from its start "
             "again if a machine disappears",
