@@ -81,10 +81,8 @@ def merge(logs: Iterable[Sequence[Entry]]) -> tuple[Entry, ...]:
     values = [entry for entry in entries if isinstance(entry, ValueBatch)]
     own = [entry for entry in entries if isinstance(entry, OwnValues)]
     groups = _first_starts(entry for entry in entries if isinstance(entry, GroupStart))
-    starts = _start_steps(groups, batches)
-    bounds = _bounds(starts)
-    steps = _merge_steps(batches, bounds)
-    dropped = _count_dropped(batches, starts)
+    bounds = _bounds(groups, batches)
+    steps, dropped = _merge_steps(batches, bounds)
     events = [
         entry
         for entry in entries
@@ -160,16 +158,12 @@ def _first_starts(starts: Iterable[GroupStart]) -> list[GroupStart]:
     return list(chosen.values())
 
 
-def _start_steps(groups: Iterable[GroupStart], batches: Iterable[StepBatch]) -> dict[_Group, int]:
-    """Return the step at which each group started; without an entry, its first known step."""
+def _bounds(groups: Iterable[GroupStart], batches: Iterable[StepBatch]) -> dict[_Group, int]:
+    """Return, for each group, the step from which on its steps do not count."""
     starts: dict[_Group, int] = {}
     for batch in batches:
         starts[_key(batch)] = min(batch.first, starts.get(_key(batch), _NO_BOUND))
-    return starts | {_key(group): group.step for group in groups}
-
-
-def _bounds(starts: dict[_Group, int]) -> dict[_Group, int]:
-    """Return, for each group, the step from which on its steps do not count."""
+    starts |= {_key(group): group.step for group in groups}
     agreed = sorted((generation, start) for (is_agreed, generation), start in starts.items() if is_agreed)
     lowest_after = [_NO_BOUND]
     for _, start in reversed(agreed):
@@ -185,33 +179,28 @@ def _by_rank(key: _Group, stride: int) -> tuple[bool, int, int]:
     return not is_agreed, -generation, stride
 
 
-def _merge_steps(batches: Iterable[StepBatch], bounds: dict[_Group, int]) -> list[StepBatch]:
-    """Return the steps that count."""
+def _merge_steps(
+    batches: Iterable[StepBatch], bounds: dict[_Group, int]
+) -> tuple[list[StepBatch], dict[_Group, int]]:
+    """Return the steps that count, and how many steps each group's start has dropped."""
     covered = Coverage()
     merged: list[StepBatch] = []
     for batch in sorted(batches, key=lambda batch: (*_by_rank(_key(batch), batch.stride), batch.first)):
         for first, end in covered.gaps(batch.first, min(batch.end, bounds[_key(batch)])):
             merged.extend(cut_steps(batch, first, end))
             covered.add(first, end)
-    return sorted(merged, key=lambda batch: batch.first)
+    return sorted(merged, key=lambda batch: batch.first), _count_dropped(batches, bounds)
 
 
-def _count_dropped(batches: Iterable[StepBatch], starts: dict[_Group, int]) -> dict[_Group, int]:
-    """Return, by group, the earlier steps that do not count because it started before them.
-
-    A step that several later groups drop belongs to the first of them.
-    """
-    agreed = sorted((generation, start) for (is_agreed, generation), start in starts.items() if is_agreed)
-    dropped: dict[_Group, Coverage] = defaultdict(Coverage)
+def _count_dropped(batches: Iterable[StepBatch], bounds: dict[_Group, int]) -> dict[_Group, int]:
+    """Return, by group, the earlier steps that do not count because it started before them."""
+    beyond: dict[_Group, Coverage] = defaultdict(Coverage)
     for batch in batches:
-        end = batch.end
-        for generation, start in agreed[bisect.bisect_right(agreed, (batch.generation, _NO_BOUND)) :]:
-            if end <= batch.first:
-                break
-            if start < end:
-                dropped[True, generation].add(max(batch.first, start), end)
-                end = start
-    return {key: sum(end - first for first, end in steps.intervals) for key, steps in dropped.items()}
+        bound = bounds[_key(batch)]
+        later = [key for key in bounds if key[0] and key[1] > batch.generation]
+        if batch.end > bound and later:
+            beyond[min(later)].add(max(batch.first, bound), batch.end)
+    return {key: sum(end - first for first, end in steps.intervals) for key, steps in beyond.items()}
 
 
 def _merge_values(

@@ -72,19 +72,6 @@ def test_steps_after_a_rollback_replace_the_earlier_ones() -> None:
     assert merge([merged]) == merged
 
 
-def test_dropped_steps_belong_to_the_group_that_started_before_them() -> None:
-    logs = [
-        [_start(1, 0), *_rows(1, 0, 50)],
-        [GroupStart(100.0, 2, 48, (DESK,), "checkpoint"), *_rows(2, 48, 12)],
-        [GroupStart(200.0, 3, 30, (DESK,), "checkpoint"), *_rows(3, 30, 40)],
-    ]
-    merged = merge(logs)
-    assert _steps(merged) == list(range(70))
-    # Steps 48 and 49 were computed twice in vain: before the second group, and in it.
-    assert [entry.dropped for entry in merged if isinstance(entry, GroupStart)] == [0, 2, 30]
-    assert merge([merged]) == merged
-
-
 def test_provisional_steps_only_fill_gaps() -> None:
     alone = [
         GroupStart(10.0, 2, 10, (NAS,), "kept", is_provisional=True),
