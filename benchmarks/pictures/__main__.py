@@ -87,9 +87,9 @@ async def _shoot_page(scene: Scene, into: Path) -> None:
     link = json.loads(scene.type("open", "--print", "--json"))["link"]
     async with browser() as tab:
         await tab.visit(link)
-        found = f"[...document.links].find(link => link.href.includes('{scene.run}'))"
-        await tab.until(found)
-        await tab.visit(await tab.evaluate(f"{found}.href"))
+        link_of_run = f"[...document.links].find(link => link.href.includes('{scene.run}'))"
+        await tab.until(link_of_run)
+        await tab.visit(await tab.evaluate(f"{link_of_run}.href"))
         await tab.until("document.querySelector('canvas')")
         await _shoot(tab, into / "page-light.png", _WIDE)
         await _shoot(tab, into / "page-dark.png", _WIDE, is_dark=True)

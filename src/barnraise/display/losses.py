@@ -68,6 +68,8 @@ def _at(view: RunView, event: EventView) -> str:
 def _failures_alone(view: RunView, losses: list[_Loss]) -> Iterator[EventView]:
     """Yield the failures of workers that are not told by the loss of their machine."""
     for event in view.events:
-        told = (loss.start.node == event.node and abs(loss.start.at - event.at) < _SAME_S for loss in losses)
-        if event.kind == "failure" and not any(told):
+        reasons = (
+            loss.start.node == event.node and abs(loss.start.at - event.at) < _SAME_S for loss in losses
+        )
+        if event.kind == "failure" and not any(reasons):
             yield event

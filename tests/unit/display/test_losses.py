@@ -1,4 +1,4 @@
-"""Summary of losses: who died and came back, and what was dropped."""
+"""Summary of losses: machines that died and came back, and dropped steps."""
 
 from __future__ import annotations
 
