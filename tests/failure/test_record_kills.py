@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -13,14 +14,14 @@ import pytest
 
 from barnraise.agent_client.run_requests import RunsRequest, RunsResponse, WatchRequest, WatchResponse
 from barnraise.history.columns import unpack_column
-from barnraise.history.entries import Entry, FailureNote, StepBatch, ValueBatch
+from barnraise.history.entries import Entry, FailureNote, GroupStart, StepBatch, ValueBatch
 from barnraise.history.log_file import logs_of, read_entries
 from barnraise.history.merge import merge
 from barnraise.history.view_builder import build_view
 from barnraise.runs.record import MAX_RECORDED_FAILURES
 from benchmarks.agents.local import LocalAgents
 
-pytestmark = [pytest.mark.slow, pytest.mark.clocks, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.slow, pytest.mark.clocks, pytest.mark.timeout(900)]
 
 STEPS = 600
 APART = 3  # commits of a worker between two kills
@@ -79,24 +80,23 @@ def _commits(marks: Path) -> dict[int, list[tuple[float, int, dict[str, float] |
     }
 
 
-def _training(marks: Path, since: Mapping[int, int]) -> list[psutil.Process]:
-    """Return the workers that have committed some steps after ``since``, the newest last."""
+def _workers(marks: Path) -> list[psutil.Process]:
+    """Return the workers that are alive, the newest last."""
     alive = []
-    for pid, commits in _commits(marks).items():
+    for path in marks.glob("[0-9]*"):
         try:
-            process = psutil.Process(pid)
-            is_worker = process.status() != psutil.STATUS_ZOMBIE and str(marks) in process.cmdline()
+            process = psutil.Process(int(path.name))
+            if process.status() != psutil.STATUS_ZOMBIE and str(marks) in process.cmdline():
+                alive.append(process)
         except psutil.Error:
             continue
-        if is_worker and len(commits) >= since.get(pid, 0) + APART:
-            alive.append(process)
     return sorted(alive, key=lambda process: process.create_time())
 
 
-def _kill_one(agents: LocalAgents, run: str, marks: Path, *, is_alone: bool) -> None:
-    """Kill the worker that has trained longest, a few commits after the last kill.
+def _kill(agents: LocalAgents, run: str, marks: Path, *, is_all: bool) -> None:
+    """Kill the worker that has trained longest, when two have trained for a while since the last kill.
 
-    ``is_alone``: it may be the only one that trains; the run then goes back to a checkpoint.
+    ``is_all``: kill all workers, so that the run goes back to a checkpoint.
     """
     since = {pid: len(commits) for pid, commits in _commits(marks).items()}
     found: list[psutil.Process] = []
@@ -104,12 +104,18 @@ def _kill_one(agents: LocalAgents, run: str, marks: Path, *, is_alone: bool) -> 
     def is_ready() -> bool:
         row = _watch(agents, run).row
         assert row.phase != "ended", (row.sentence, row.tail, row.failures)
-        found[:] = _training(marks, since)
-        return len(found) >= (1 if is_alone else 2)
+        commits = _commits(marks)
+        found[:] = [
+            worker
+            for worker in _workers(marks)
+            if len(commits.get(worker.pid, [])) >= since.get(worker.pid, 0) + APART
+        ]
+        return len(found) >= 2
 
-    agents.until(is_ready, f"{'a worker trains' if is_alone else 'workers train together'}")
-    found[0].kill()
-    found[0].wait(10)
+    agents.until(is_ready, "two workers train together")
+    for victim in _workers(marks) if is_all else found[:1]:
+        with contextlib.suppress(psutil.NoSuchProcess):  # it ends itself when no state is left
+            victim.kill()
 
 
 def _merged(agents: LocalAgents, place: int, run: str) -> tuple[Entry, ...]:
@@ -156,7 +162,7 @@ def test_every_step_is_recorded_once_although_writers_are_killed(
     assert done.returncode == 0, done.stderr
     run = max(agents.ask(0, RunsRequest(), RunsResponse).runs, key=lambda row: row.at).run
     for number in range(kills):
-        _kill_one(agents, run, marks, is_alone=number % 4 == 3)
+        _kill(agents, run, marks, is_all=number % 10 == 3)
     (marks / "go").touch()
     agents.until(lambda: _watch(agents, run).row.phase == "ended", "the run has ended")
     row = _watch(agents, run).row
@@ -185,3 +191,5 @@ def test_every_step_is_recorded_once_although_writers_are_killed(
             (entry.node, entry.start) for entry in entries if isinstance(entry, FailureNote) and entry.signal
         }
         assert len(failures) >= min(kills, MAX_RECORDED_FAILURES)
+        origins = {entry.origin for entry in entries if isinstance(entry, GroupStart)}
+        assert origins == {"start", "kept", "checkpoint"}
