@@ -99,21 +99,21 @@ def _kill(agents: LocalAgents, run: str, marks: Path, *, is_all: bool) -> None:
     ``is_all``: kill all workers, so that the run goes back to a checkpoint.
     """
     since = {pid: len(commits) for pid, commits in _commits(marks).items()}
-    found: list[psutil.Process] = []
+    training: list[psutil.Process] = []
 
     def is_ready() -> bool:
         row = _watch(agents, run).row
         assert row.phase != "ended", (row.sentence, row.tail, row.failures)
         commits = _commits(marks)
-        found[:] = [
+        training[:] = [
             worker
             for worker in _workers(marks)
             if len(commits.get(worker.pid, [])) >= since.get(worker.pid, 0) + APART
         ]
-        return len(found) >= 2
+        return len(training) >= 2
 
     agents.until(is_ready, "two workers train together")
-    for victim in _workers(marks) if is_all else found[:1]:
+    for victim in _workers(marks) if is_all else training[:1]:
         with contextlib.suppress(psutil.NoSuchProcess):  # it ends itself when no state is left
             victim.kill()
 

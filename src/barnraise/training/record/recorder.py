@@ -2,8 +2,8 @@
 
 The first worker of each machine writes the steps. The values of a step are known one commit later, so they
 follow in rows of their own. At the end, and where no vote brought them, each worker writes its own sums. The
-other workers of a machine hold the rows of the last seconds, and write them if the group changes: the first
-worker may have died with them.
+other workers of a machine hold the rows of the last seconds. They write them when the group changes, because
+the first worker may have died.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class RunRecorder:
         self._written_total: int | None = -1
 
     def attach(self, checkpoints: CheckpointManager) -> None:
-        """Follow the commits. No valid checkpoint and no new worker is ever ahead of the record."""
+        """Follow the commits, so that no valid checkpoint and no new worker is ahead of the record."""
         self._steps.on_commit.append(self)
         self._steps.on_checkpoint.append(self._queue_newest)
         self._steps.on_handover.append(self._write_all)

@@ -205,8 +205,8 @@ class CheckpointManager:
         deadline = time.monotonic() + _AGENT_S
         while True:
             try:
-                found = (checkpoints.newest() for checkpoints in self._searched(manager))
-                newest = next((checkpoint for checkpoint in found if checkpoint is not None), None)
+                candidates = (checkpoints.newest() for checkpoints in self._searched(manager))
+                newest = next((candidate for candidate in candidates if candidate is not None), None)
                 return _Loaded(*newest) if newest is not None else None
             except (AgentError, ListenerError) as error:
                 if time.monotonic() > deadline:

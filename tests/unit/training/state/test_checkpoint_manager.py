@@ -49,7 +49,7 @@ class Machine:
     def __init__(self, cluster: Cluster, home: Path, run: str = RUN) -> None:
         self.cluster, self.home, self.run = cluster, home, run
         self.cannot: set[int] = set()
-        self.silent = 0  # how often the agent does not say who signs
+        self.silent = 0  # how many questions about signers the agent does not answer
 
     def sign(self, step: int, fingerprint: bytes) -> CheckpointSignature:
         return sign(KEY, self.run, step, fingerprint)
