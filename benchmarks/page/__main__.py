@@ -67,7 +67,9 @@ class GrowingRun:
         }
 
     def _sample(self, node: bytes) -> MachineSample:
-        return MachineSample(START + 2.0 * self.step, node, 6e9, 50.0, 150.0 + self.step, samples_per_s=20.0)
+        speed, share = 20.0 + self.step % 5, 1 / len(self._nodes)
+        at = START + 2.0 * self.step
+        return MachineSample(at, node, 6e9, 50.0, 150.0 + self.step, samples_per_s=speed, share=share)
 
 
 def measure_updates(machines: int, count: int) -> list[tuple[float, int]]:

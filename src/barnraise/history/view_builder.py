@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from barnraise.history.curves import CurveTable
 from barnraise.history.entries import (
     Entry,
@@ -185,7 +187,7 @@ class RunHistory:
         """Return each machine that was ever in the run, in the order in which it appeared."""
         events = self._events
         newest_group = max(events.groups, key=lambda group: group.generation, default=None)
-        return tuple(
+        machines = [
             _machine_view(
                 events.facts.get(node, MachineFacts(node, events.name(node))),
                 events.changes.get(node),
@@ -194,7 +196,8 @@ class RunHistory:
                 ended=events.end is not None,
             )
             for node in events.nodes
-        )
+        ]
+        return _with_shares(machines)
 
     def _plan_views(self) -> tuple[PlanView, ...]:
         plans = self._events.plans
@@ -242,6 +245,20 @@ def _machine_view(
         share=0.0 if is_off else sample.share,
         ranks=() if is_off else ranks,
         sampled_at=sample.at or None,
+    )
+
+
+def _with_shares(machines: Sequence[MachineView]) -> tuple[MachineView, ...]:
+    """Return the machines with shares of one moment: each wrote its own at another time."""
+    training = [machine for machine in machines if machine.share]
+    speeds = [machine.samples_per_s for machine in training if machine.samples_per_s]
+    if len(speeds) < len(training) or not sum(speeds):
+        return tuple(machines)
+    return tuple(
+        msgspec.structs.replace(machine, share=(machine.samples_per_s or 0.0) / sum(speeds))
+        if machine.share
+        else machine
+        for machine in machines
     )
 
 

@@ -112,8 +112,8 @@ class RunEvents:
                     node=node.hex(),
                 )
             case PlanAdopted(at=at, step=step, name=name, reason=reason):
-                words = reason if reason.startswith(name) else because(name, reason)
-                yield EventView(at=at, kind="plan", step=step, text=f"new plan {words}")
+                words = name if reason.startswith(name) else because(name, reason)  # plans have the rest
+                yield EventView(at=at, kind="plan", step=step, text=f"new plan: {words}")
             case GroupStart(at=at, step=step, origin=origin, dropped=dropped) if dropped:
                 source = "the checkpoint" if origin == "checkpoint" else "the state"
                 text = f"training went back to {source} of step {step}; {counted(dropped, 'step')} dropped"
