@@ -64,6 +64,11 @@ class RunHistory:
         """Return True if there is no entry."""
         return not self._logs
 
+    @property
+    def nodes(self) -> tuple[bytes, ...]:
+        """Return the machines whose logs are here."""
+        return tuple(self._logs)
+
     def add(self, node: bytes, entries: Sequence[Entry]) -> None:
         """Add entries that follow in the log of a machine."""
         if entries:

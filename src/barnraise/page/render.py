@@ -10,6 +10,7 @@ from math import inf
 from typing import Any
 
 import jinja2
+import msgspec
 from markupsafe import Markup
 
 from barnraise.agent_client.run_requests import RunRow
@@ -22,7 +23,7 @@ from barnraise.display.charts.timeline import draw_timeline
 from barnraise.display.losses import loss_summary
 from barnraise.display.row_view import run_state
 from barnraise.history.sentences import counted, duration, plan_reason
-from barnraise.history.view import LinkView, RunView
+from barnraise.history.view import LinkView, MachineView, RunView
 from barnraise.page.content.chart_data import chart_data
 from barnraise.page.updates import CHART
 
@@ -88,13 +89,21 @@ class RunParts:
         rows = {}
         for machine in view.machines:
             place = machine.node, machine.name
-            content, kept = (machine, view.state, view.run), self._rows.get(place)
+            content, kept = (_shown(machine), view.state, view.run), self._rows.get(place)
             if kept is None or kept[0] != content:
-                html = render("sections/machine.html", machine=machine, view=view)
+                html = render("sections/machine.html", machine=content[0], view=view)
                 kept = content, Markup(html)  # noqa: S704  # rendered and escaped
             rows[place] = kept
         self._rows = rows
         return tuple(row for _, row in rows.values())
+
+
+def _shown(machine: MachineView) -> MachineView:
+    """Return a machine without what its row does not show, which changes often."""
+    share = round(machine.share, 2) if machine.share is not None else None
+    return msgspec.structs.replace(
+        machine, share=share, energy_j=None, load=None, since=None, sampled_at=None
+    )
 
 
 def _render_part(name: str, view: RunView, base: str, rows: Sequence[Markup]) -> str:
