@@ -5,8 +5,10 @@ Every method may block on the disk. The agent hashes bytes and never decodes a s
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+from collections import Counter
 from collections.abc import Collection
 from pathlib import Path
 
@@ -68,6 +70,14 @@ class LocalCheckpoints:
             return 0
         steps = [(at, step) for name, at in written.items() if (step := folder_step(name)) is not None]
         return max(steps, default=(0.0, 0))[1]
+
+    def size(self, run: str, step: int) -> int:
+        """Return the bytes of a checkpoint, also of one that waits for its signature; 0 if it is not here."""
+        sizes: Counter[str] = Counter()
+        for file in self.folder(run).glob(f"*{step:08}/*"):
+            with contextlib.suppress(OSError):  # a draft becomes a checkpoint
+                sizes[file.parent.name] += file.stat().st_size
+        return max(sizes.values(), default=0)
 
     def manifests(self, run: str, signers: Collection[bytes]) -> list[CheckpointManifest]:
         """Return the manifests with an accepted signature; tensors are not verified."""

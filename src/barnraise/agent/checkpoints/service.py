@@ -94,8 +94,8 @@ class CheckpointService:
         self._calls = PendingCalls(context)
         self._replying: Counter[NodeId] = Counter()
         self._copying = asyncio.Lock()  # copies are fetched one at a time
-        # Called with the run and the step of each checkpoint that this machine has from now on.
-        self.on_saved: Callable[[str, int], None] = lambda run, step: None
+        # Called with run, step and bytes of each checkpoint that this machine has from now on.
+        self.on_saved: Callable[[str, int, int], None] = lambda run, step, size: None
 
     # requests of processes on this machine
 
@@ -134,7 +134,7 @@ class CheckpointService:
                 hint="Save from a worker of the run.",
             )
         seal = sign(self._context.key, entry.run, request.step, request.fingerprint)
-        self.on_saved(entry.run, request.step)
+        self.on_saved(entry.run, request.step, self.local.size(entry.run, request.step))
         return SignResponse(seal.node, seal.signature)
 
     def settle(self, run: str, *, counts: bool) -> None:
@@ -271,7 +271,7 @@ class CheckpointService:
                 except BarnraiseError as error:
                     _log.warning("cannot fetch the folder of run %s: %s", entry.run, error.message)
             await asyncio.shield(self.fetcher.start(offer.run, offer.step, [node]).task)
-        self.on_saved(entry.run, offer.step)
+        self.on_saved(entry.run, offer.step, self.local.size(entry.run, offer.step))
 
     # requests to other agents
 

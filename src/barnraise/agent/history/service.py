@@ -117,10 +117,10 @@ class HistoryService:
             self._changes.pop(run, None)
             self._disk.submit(lambda: self._close(run))
 
-    def on_checkpoint(self, run: str, step: int) -> None:
+    def on_checkpoint(self, run: str, step: int, size: int) -> None:
         """Write that this machine has a checkpoint of one of its runs."""
         if run in self._known:
-            self.record(run, [CheckpointSaved(time.time(), step, self._context.me.raw)])
+            self.record(run, [CheckpointSaved(time.time(), step, self._context.me.raw, size)])
             self._disk.submit(lambda: self._writers[run].sync())
 
     def record(self, run: str, entries: Sequence[Entry]) -> None:

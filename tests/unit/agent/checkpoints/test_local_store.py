@@ -108,3 +108,21 @@ def test_out_of_date_long_run_that_just_failed_is_kept(tmp_path: Path) -> None:
         os.utime(tmp_path / place, (at, at))
     assert _out_of_date(tmp_path, {"short-00"}) == ["short-01", "short-02", "short-03"]
     assert _out_of_date(tmp_path / "none", set()) == []
+
+
+def test_size_is_known_before_and_after_the_signature(tmp_path: Path) -> None:
+    local = LocalCheckpoints(tmp_path / "runs", ArtifactStore(tmp_path / "store"), KEY)
+    sizes = []
+
+    class Measuring(Notary):
+        def sign(self, step: int, fingerprint: bytes) -> CheckpointSignature:
+            sizes.append(local.size(RUN, step))
+            return super().sign(step, fingerprint)
+
+    checkpoints = Checkpoints(local.folder(RUN), RUN, Measuring())  # type: ignore[arg-type]
+    checkpoints.save(flatten({"w": torch.zeros(1000)}), CheckpointInfo(50, 1, False))
+    checkpoints.wait()
+    seal = local.folder(RUN) / "step-00000050" / "seal.json"
+    assert sizes == [local.size(RUN, 50) - seal.stat().st_size]
+    assert 4000 < sizes[0] < 8000
+    assert local.size(RUN, 51) == 0
