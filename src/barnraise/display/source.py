@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from barnraise.agent_client.client import ListenerClient
-from barnraise.agent_client.cluster_requests import decode_response, encode
+from barnraise.agent_client.cluster_requests import AgentResponse, decode_response, encode
+from barnraise.agent_client.history.record_reader import ReaderRequest, RecordReader, read_all
 from barnraise.agent_client.history.requests import (
     HistoryListRequest,
     HistoryListResponse,
@@ -25,7 +26,6 @@ from barnraise.history.entries import Entry
 from barnraise.history.log_file import RecordPart, history_directory, logs_of, read_part
 from barnraise.history.log_format import decode_frames
 from barnraise.history.view import RunView
-from barnraise.history.view_builder import RunHistory
 
 _ANSWER_S = 20.0
 _log = logging.getLogger(__name__)
@@ -38,6 +38,7 @@ class HistorySource:
 
     def __init__(self) -> None:
         self._state = state_directory(load_settings())
+        self._readers: dict[str, RecordReader] = {}
         try:
             self._client: ListenerClient | None = ListenerClient.connect(self._state)
         except ListenerError:
@@ -80,11 +81,14 @@ class HistorySource:
         return next(iter(self.runs()), "") or self.find("")
 
     def view(self, run: str) -> RunView:
-        """Return what is shown of a run."""
-        history = RunHistory(run)
-        for place, log in enumerate(self.logs(run)):
-            history.add(b"%d" % place, log)
-        return history.view_until_end(time.time())
+        """Return what is shown of a run; a later look reads only what is new."""
+        reader = self._readers.setdefault(run, RecordReader(run))
+        read_all(reader.update(), self._answer)
+        if reader.problem is not None:
+            _log.warning("a log of run %s is left out: %s", run, printable(reader.problem.message))
+        if reader.history.is_empty:
+            raise reader.problem or RunError(f"there is no record of run {run}")
+        return reader.history.view_until_end(time.time())
 
     def _list(self) -> list[KeptLog]:
         logs: list[KeptLog] = []
@@ -103,6 +107,14 @@ class HistorySource:
             identity = part.identity
             if len(data) >= part.size or not part.data:
                 return data
+
+    def _answer(self, request: ReaderRequest) -> AgentResponse:
+        if isinstance(request, HistoryPartRequest):
+            part = self._part(request.run, request.node, request.identity, request.offset)
+            return HistoryPartResponse(*part)
+        if self._client is None:
+            return HistoryListResponse(tuple(_listed(self._state)))
+        return self._ask(request, HistoryListResponse)
 
     def _part(self, run: str, node: bytes, identity: bytes, offset: int) -> RecordPart:
         if self._client is None:

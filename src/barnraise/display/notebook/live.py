@@ -45,6 +45,7 @@ class RunDisplay:
         self.run = run
         self.view: RunView | None = None
         self._problem = ""
+        self._source: HistorySource | None = None
         self._stopped = threading.Event()
         self._refresh()
         self._widget: Any = PictureWidget(picture=self._picture())
@@ -91,9 +92,11 @@ class RunDisplay:
 
     def _refresh(self) -> None:
         try:
-            self.view = HistorySource().view(self.run)
+            self._source = self._source or HistorySource()
+            self.view = self._source.view(self.run)
             self._problem = ""
         except BarnraiseError as error:
+            self._source = None  # the agent may have another address when it is back
             self._problem = error.message
 
     def _has_ended(self) -> bool:
