@@ -189,7 +189,7 @@ class RunHistory:
         return ended_headline(state, end.sentence, steps=steps, elapsed_s=elapsed_s)
 
     def _machines(self) -> tuple[MachineView, ...]:
-        """Return each machine that was ever in the run, in the order in which it appeared."""
+        """Return each machine that was ever in the run, by rank."""
         events = self._events
         newest_group = max(events.groups, key=lambda group: group.generation, default=None)
         machines = [
