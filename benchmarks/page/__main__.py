@@ -3,8 +3,8 @@
     python -m benchmarks.page --machines 64 --runs 200
     python -m benchmarks.page --day
 
-An update reads one new step from the log of each machine, and a sample of some. It makes a new view, the parts
-of the page, and the events for one browser. The first look does the same with all entries.
+An update reads one new step from the log of each machine, and a sample of some. It makes a new view, the
+parts of the page, and the events for one browser. The first look does the same with all entries.
 
 The last line is one JSON object. Exit code 1: a cost is above its limit.
 """
