@@ -120,7 +120,8 @@ class RunHistory:
         key = self._forgotten, count, groups
         if key != self._event_key:
             self._event_key = key
-            events = distinct(event for log in self._logs.values() for event in log.events)
+            logs = sorted(self._logs.values(), key=_count_machines, reverse=True)  # gives their order
+            events = distinct(event for log in logs for event in log.events)
             self._events = RunEvents(sorted([*events, *groups], key=entry_time))
 
     def _view(self, now: float) -> RunView:
@@ -189,7 +190,7 @@ class RunHistory:
         return ended_headline(state, end.sentence, steps=steps, elapsed_s=elapsed_s)
 
     def _machines(self) -> tuple[MachineView, ...]:
-        """Return each machine that was ever in the run, by rank."""
+        """Return each machine that was ever in the run, in the order in which it appeared."""
         events = self._events
         newest_group = max(events.groups, key=lambda group: group.generation, default=None)
         machines = [
@@ -251,6 +252,10 @@ def _machine_view(
         ranks=() if is_off else ranks,
         sampled_at=sample.at or None,
     )
+
+
+def _count_machines(log: JoinedLog) -> int:
+    return sum(isinstance(event, MachineFacts) for event in log.events)
 
 
 def _with_shares(machines: Sequence[MachineView]) -> tuple[MachineView, ...]:

@@ -52,9 +52,9 @@ class RunEvents:
 
     @cached_property
     def nodes(self) -> tuple[bytes, ...]:
-        """Return each machine that was ever in the run: by rank in the groups, then the others."""
+        """Return each machine that was ever in the run, in the order in which it appeared."""
         members = (node for group in self.groups for node in group.members)
-        return tuple(dict.fromkeys([*members, *self.facts, *self.changes]))
+        return tuple(dict.fromkeys([*self.facts, *members, *self.changes]))
 
     @cached_property
     def checkpoints(self) -> tuple[CheckpointView, ...]:
