@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 from pathlib import Path
 
 import pytest
@@ -69,7 +70,6 @@ def test_server_that_is_off_is_tried_again() -> None:
 
 def test_answer_that_is_not_http_quotes_nothing() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        import threading
 
         def answer() -> None:
             connection, _ = listener.accept()
