@@ -28,6 +28,9 @@ DistributedSampler
 """
 _DISTRIBUTED_NAMES = frozenset(_DISTRIBUTED.split())
 
+# Classes with a replacement that trains in a session, by their package.
+_REPLACED = {"transformers": ("Trainer",), "trl": ("SFTTrainer",)}
+
 Kind = Literal["session", "distributed", "sweep", "separate", "unknown"]
 
 
@@ -63,6 +66,20 @@ def training_style(files: Mapping[str, bytes], script: str) -> TrainingStyle:
     if "torch" not in imported:
         return TrainingStyle("unknown", f"{script} does not import torch")
     return TrainingStyle("separate", f"{script} uses neither barnraise nor torch.distributed")
+
+
+def replaceable_trainer(files: Mapping[str, bytes], script: str) -> tuple[str, str] | None:
+    """Return the file and the name of a Trainer that `barnraise.integrations.transformers` replaces.
+
+    None if the script imports none.
+    """
+    for path, tree in reached_modules(files, script).items():
+        names = set(_imported(tree))
+        for package, classes in _REPLACED.items():
+            for name in classes:
+                if f"{package}.{name}" in names:
+                    return path, name
+    return None
 
 
 def _imported(tree: ast.Module) -> Iterator[str]:

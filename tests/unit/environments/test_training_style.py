@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from barnraise.environments.training_style import training_style
+from barnraise.environments.training_style import replaceable_trainer, training_style
 from tests.repository import ROOT
 
 PLAIN = b"import torch\nmodel = torch.nn.Linear(1, 1)\n"
@@ -60,3 +60,16 @@ def test_examples_of_the_repository_need_no_option() -> None:
     for file in sorted((ROOT / "examples").glob("*.py")):
         kind = training_style({file.name: file.read_bytes()}, file.name).kind
         assert kind in ("session", "distributed", "sweep"), file
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        (b"from transformers import AutoModel, Trainer\n", "Trainer"),
+        (b"from trl import SFTTrainer\n", "SFTTrainer"),
+        (b"import torch\nfrom transformers import AutoModel\n", ""),
+        (b"from mine import Trainer\n", ""),
+    ],
+)
+def test_trainer_with_a_replacement_is_found(text: bytes, name: str) -> None:
+    assert replaceable_trainer({"train.py": text}, "train.py") == (("train.py", name) if name else None)

@@ -14,7 +14,7 @@ from barnraise.core.errors import RunError
 from barnraise.core.files import write_atomically
 from barnraise.core.units import counted
 from barnraise.environments.session_adapter import AdaptedScript, adapt_script, unified_diff
-from barnraise.environments.training_style import training_style
+from barnraise.environments.training_style import replaceable_trainer, training_style
 from barnraise.topology.graph import NodeFacts, decode_graph
 
 _BY_HAND = "docs/session.md shows the lines to add by hand."
@@ -71,6 +71,21 @@ def refuse_separate_training(
         "would train its own copy of the model; nothing was started",
         hint=f"{lines}\n     Or train on one machine: --on NAME. Or one model per machine: --separate",
     )
+
+
+def warn_of_plain_trainer(sources: Mapping[str, bytes], command: Sequence[str]) -> None:
+    """Print a hint if the script has a Trainer that trains outside a session."""
+    script = _entry(command, sources)
+    if script is None or training_style(sources, script).kind != "distributed":
+        return
+    if trainer := replaceable_trainer(sources, script):
+        file, name = trainer
+        click.echo(
+            f"barnraise: {file} imports {name}, which trains as DDP: with equal shares, and from its start "
+            "again if a machine disappears",
+            err=True,
+        )
+        click.echo(f"  -> To change that: from barnraise.integrations.transformers import {name}", err=True)
 
 
 def _entry(command: Sequence[str], sources: Mapping[str, bytes]) -> str | None:

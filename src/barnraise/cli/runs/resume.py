@@ -89,7 +89,22 @@ def export(run: str, target: Path, form: str = "model", base: Path | None = None
     click.echo(f"barnraise: {target / file} is {noun} {steps}", err=True)
     if is_part:
         click.echo(f"barnraise: {_describe_base(facts['base_tensors'])}", err=True)
+    if newer := _describe_newer_steps(row, int(facts["steps"])):
+        click.echo(f"barnraise: {newer}", err=True)
     return 0
+
+
+def _describe_newer_steps(row: RunRow, written: int) -> str:
+    """Return what the run committed after the checkpoint that was written, and where that is; or nothing."""
+    progress = row.progress
+    if progress is None or progress.counts != "step" or progress.step <= written:
+        return ""
+    newer = f"The run committed {counted(progress.step, 'step')}; its newest checkpoint is older."
+    if row.phase != "ended":
+        return f"{newer} The next one comes within checkpoint_s (60 s by default)."
+    if row.code == 0:
+        return f"{newer} The last steps are in what the script saved: barnraise attach {row.run}"
+    return f"{newer} To train the last steps again: barnraise resume {row.run}"
 
 
 def _describe_base(count: int | None) -> str:

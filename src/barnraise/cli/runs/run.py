@@ -39,7 +39,7 @@ from barnraise.cli.agent_call import ask, offer_agent
 from barnraise.cli.plan.options import PlanOptions
 from barnraise.cli.plan.parse import check, levels_of
 from barnraise.cli.plan.plan import run_measured
-from barnraise.cli.runs.adapt import refuse_separate_training
+from barnraise.cli.runs.adapt import refuse_separate_training, warn_of_plain_trainer
 from barnraise.cli.runs.data_sets import read_data
 from barnraise.cli.runs.environment_choice import choose_environment
 from barnraise.cli.runs.failure_text import failure_hint, final_line, is_traceback_shown, restarted_lines
@@ -107,6 +107,7 @@ def run(script: str, arguments: Sequence[str], chosen: RunOptions, options: RunC
     click.echo(f"barnraise: run {started.run} of {folder.name} ({what}) on {where}", err=True)
     if len(started.nodes) > 1:
         _warn_of_local_paths(sources, command[0], folder, (*options.data, *options.models))
+        warn_of_plain_trainer(sources, command)
     if options.detach:
         click.echo(started.run)
         return 0

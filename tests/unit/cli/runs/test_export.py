@@ -12,9 +12,9 @@ import torch
 from click.testing import CliRunner
 from safetensors.torch import load_file
 
-from barnraise.agent_client.run_requests import RunRow
+from barnraise.agent_client.run_requests import RunRow, TrainingProgress
 from barnraise.cli.runs.export import export_command
-from barnraise.cli.runs.resume import _next_step
+from barnraise.cli.runs.resume import _describe_newer_steps, _next_step
 from barnraise.core.errors import RunError
 from tests.unit.cli.typed import Machine
 
@@ -97,6 +97,26 @@ def test_run_without_a_checkpoint_in_reach_says_what_to_do(phase: str, code: int
     )  # fmt: skip
     assert hint in _next_step(row, ["nas"])
     assert "nas" not in _next_step(row, []), "no machine that is here is to be switched on"
+
+
+@pytest.mark.parametrize(
+    ("step", "phase", "code", "words"),
+    [
+        (75, "ended", 0, ""),
+        (80, "ended", 0, "barnraise attach train-8f3z"),
+        (80, "ended", 1, "barnraise resume train-8f3z"),
+        (80, "running", None, "checkpoint_s"),
+    ],
+)
+def test_steps_after_the_checkpoint_are_named(step: int, phase: str, code: int | None, words: str) -> None:
+    row = RunRow(
+        run="train-8f3z", title="", command=("train.py",), by="mac", at=0, phase=phase, generation=1,
+        version=1, sentence="", machines=("mac", "nas"), code=code, progress=TrainingProgress(step=step),
+    )  # fmt: skip
+    described = _describe_newer_steps(row, 75)
+    assert bool(described) == bool(words)
+    assert words in described
+    assert not words or "committed 80 steps" in described
 
 
 @pytest.fixture(scope="module")
