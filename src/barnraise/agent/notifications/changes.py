@@ -9,7 +9,9 @@ from msgspec.structs import replace
 
 from barnraise.agent.history.run_events import UNANSWERED, States, change_entries
 from barnraise.agent.notifications.notice import MAX_NAME, MOST_NAMES, Notice, clean
+from barnraise.core.sanitize import printable
 from barnraise.history.entries import MembershipChange
+from barnraise.runs.control.elastic import UNREACHABLE, UNRESPONSIVE
 from barnraise.runs.record import ENDED, RunRecord
 
 _LEAVES = " leaves"  # what a record says of a machine that left after its last step
@@ -83,13 +85,15 @@ def _is_gone(change: MembershipChange, old: RunRecord, new: RunRecord, facts: Ch
 
     A worker that died on a machine that is here is restarted there: no machine is gone.
     """
+    name = facts.name(change.node)
     if change.change == "evicted":
-        return True
+        shown, reasons = printable(name), change.reason.split("; ")
+        return any(shown in reason and reason.endswith((UNRESPONSIVE, UNREACHABLE)) for reason in reasons)
     if change.change != "died" or change.reason != UNANSWERED or change.node in facts.leaving:
         return False
-    name = facts.name(change.node)
-    reasons = (entry.why.partition("; ")[0] for entry in new.changes if entry.version > old.version)
-    return not any(words.endswith(_LEAVES) and name in words for words in reasons)
+    newest = (entry.why.partition("; ")[0] for entry in new.changes if entry.version > old.version)
+    left = {each for why in newest if why.endswith(_LEAVES) for each in why.removesuffix(_LEAVES).split(", ")}
+    return name not in left
 
 
 def _gone(change: MembershipChange, new: RunRecord, facts: ChangeFacts) -> Notice:

@@ -60,7 +60,7 @@ class NotificationService:
         return self._watch, self._deliver
 
     def load(self) -> None:
-        """Open the outbox of this machine. Runs work without it, so a fault is reported and the agent goes on."""
+        """Open the outbox of this machine. Runs work without it, so a fault is only reported."""
         try:
             self._outbox = Outbox(self._context.directory)
         except BarnraiseError as error:

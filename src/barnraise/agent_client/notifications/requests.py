@@ -11,7 +11,9 @@ from barnraise.agent_client.notifications.targets import EVENTS, EventName, Targ
 
 MAX_TARGETS = 32
 
-TargetName = Annotated[str, Meta(pattern=r"^[a-z]{1,16}(-[0-9]{1,4})?\Z", max_length=24)]
+MAX_NAME = 64
+
+TargetName = Annotated[str, Meta(max_length=MAX_NAME)]
 
 
 class AddTargetRequest(msgspec.Struct, frozen=True, tag="notify-add?"):

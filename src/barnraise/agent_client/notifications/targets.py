@@ -98,6 +98,12 @@ def kind_of(target: Target) -> str:
 
 def check_target(target: Target) -> None:
     """Raise ConfigError if a target cannot be used. The error quotes no secret."""
+    try:
+        msgspec.convert(msgspec.to_builtins(target), Target)
+    except msgspec.ValidationError as error:
+        raise ConfigError(
+            "a part of the target is empty or too long", hint="A URL has at most 2,000 characters."
+        ) from error
     match target:
         case WebhookTarget():
             _check_url(target.url, "webhook")

@@ -10,6 +10,7 @@ import click
 
 from barnraise.agent_client.cluster_requests import AgentResponse
 from barnraise.agent_client.notifications.requests import (
+    MAX_NAME,
     AddTargetRequest,
     ListTargetsRequest,
     RemoveTargetRequest,
@@ -116,7 +117,7 @@ def list_targets(*, as_json: bool) -> int:
 
 def remove(name: str, *, as_json: bool) -> int:
     """Remove a target by its name."""
-    response = ask(RemoveTargetRequest(name), TargetsResponse)
+    response = ask(RemoveTargetRequest(name[:MAX_NAME]), TargetsResponse)
     if as_json:
         return _print(response)
     click.echo(f"{name} is removed; {counted(len(response.targets), 'target')} left.")
@@ -125,7 +126,8 @@ def remove(name: str, *, as_json: bool) -> int:
 
 def test(name: str | None, *, as_json: bool) -> int:
     """Send a test notice, and return 1 if a target did not take it."""
-    response = ask(TargetTestRequest(name), TargetTestResponse, timeout_s=_TEST_S)
+    chosen = name[:MAX_NAME] if name is not None else None
+    response = ask(TargetTestRequest(chosen), TargetTestResponse, timeout_s=_TEST_S)
     if as_json:
         _print(response)
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from msgspec.structs import replace
 
 from barnraise.agent.notifications.changes import notices_of, watched_part
@@ -109,6 +110,27 @@ def test_evicted_machine_is_gone_with_the_reason() -> None:
     assert (notice.lost_machine, notice.reason) == ("h2", "h1 and h2 cannot reach each other")
 
 
+@pytest.mark.parametrize(
+    ("why", "is_gone"),
+    [
+        ("the worker on h2 does not respond", True),
+        ("the worker on h1 failed; h2 and h0 cannot reach each other", True),
+        ("the worker on h1 does not respond", False),
+        ("the worker on h2 failed", False),
+        ("h2 has a stopped worker", False),
+        ("h2 lost a worker (signal 9)", False),
+    ],
+)
+def test_departure_for_another_reason_than_a_lost_connection_is_no_notice(why: str, is_gone: bool) -> None:
+    changed = two(f"{why}; training continues on 2 machines")
+    assert bool(notices_of(ALL, changed, facts())) is is_gone
+
+
+def test_departure_of_a_machine_with_a_similar_name_does_not_hide_a_death() -> None:
+    changed = two("h22, h21 leaves; training continues on 2 machines")
+    assert only(notices_of(ALL, changed, facts(present={H0, H1}))).lost_machine == "h2"
+
+
 def test_worker_that_dies_on_a_present_machine_is_no_notice() -> None:
     failure = RecordedFailure(H2, WorkerFailure(2, 0, 1, -1, 9, "output"))
     died = replace(two("h2 lost a worker (signal 9); training continues on 2"), failures=(failure,))
@@ -139,7 +161,8 @@ def test_names_and_reasons_of_other_machines_become_printable_and_short() -> Non
         return "h2\x1b[2J\u202e" + "x" * 500 if node == H2 else "h"
 
     why = "see https://me:S3CRET@index.home.org/simple\r\n" + "y" * 5000
-    evicted = only(notices_of(ALL, two(why), facts(name=name)))
+    cut = f"{name(H2)} and https://me:S3CRET@h1 cannot reach each other; x"
+    evicted = only(notices_of(ALL, two(cut), facts(name=name)))
     failed = only(notices_of(ALL, ended(1, why), facts(name=name)))
     for notice in (evicted, failed):
         text = f"{notice.title}{notice.text}{notice.to_json()}"
