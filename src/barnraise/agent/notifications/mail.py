@@ -66,4 +66,5 @@ def mail_failure(error: Exception) -> Delivery:
             return Delivery(f"the mail server did not answer within {TIMEOUT_S:g} s")
         case OSError() if error.strerror:
             return Delivery(f"the mail server cannot be reached: {error.strerror}")
-    return Delivery(f"the mail was not sent: {type(error).__name__}")
+    # A ValueError comes from our side, such as a password that is not ASCII.
+    return Delivery(f"the mail was not sent: {type(error).__name__}", isinstance(error, ValueError))

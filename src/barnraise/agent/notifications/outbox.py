@@ -18,6 +18,7 @@ from barnraise.agent.notifications.notice import Notice
 from barnraise.agent_client.notifications.requests import MAX_TARGETS, TargetRow
 from barnraise.agent_client.notifications.targets import EventName, Target, kind_of
 from barnraise.core.database import open_database, transaction
+from barnraise.core.decoding import decode
 from barnraise.core.errors import AgentError
 from barnraise.identity.private_file import private_directory
 from barnraise.runs.record import RunRecord, decode_record, encode_record
@@ -67,7 +68,7 @@ class Outbox:
             self._base.execute("PRAGMA secure_delete=ON")
         except (OSError, sqlite3.Error) as error:
             raise self._broken(error) from error
-        self._names: frozenset[str] = frozenset(known.name for known in self.targets())
+        self._names = frozenset(str(name) for (name,) in self._rows("SELECT name FROM target"))
 
     def close(self) -> None:
         self._base.close()
@@ -83,7 +84,7 @@ class Outbox:
         """Return all targets, with their secrets."""
         rows = self._rows("SELECT name, body, events FROM target ORDER BY name")
         return [
-            KnownTarget(name, _targets.decode(body), frozenset(events.split())) for name, body, events in rows
+            KnownTarget(name, self._target(body), frozenset(events.split())) for name, body, events in rows
         ]
 
     def table(self) -> list[TargetRow]:
@@ -96,7 +97,7 @@ class Outbox:
         return [
             TargetRow(
                 name=name,
-                address=_targets.decode(body).masked,
+                address=self._target(body).masked,
                 events=tuple(events.split()),
                 delivered=delivered,
                 delivered_at=delivered_at,
@@ -197,7 +198,7 @@ class Outbox:
             "SELECT number, target, body, attempts FROM notice WHERE body IS NOT NULL ORDER BY number"
         )
         return [
-            WaitingNotice(number, target, _notices.decode(body), attempts)
+            WaitingNotice(number, target, self._notice(body), attempts)
             for number, target, body, attempts in rows
         ]
 
@@ -223,6 +224,12 @@ class Outbox:
                 "UPDATE target SET failure = ?, failed_at = ?, dropped = dropped + ? WHERE name = ?",
                 (failure, at, int(gives_up), sent.target),
             )
+
+    def _target(self, body: bytes) -> Target:
+        return decode(_targets, body, f"a target in {self._path} cannot be read")
+
+    def _notice(self, body: bytes) -> Notice:
+        return decode(_notices, body, f"a notice in {self._path} cannot be read")
 
     def _rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
         with self._errors():

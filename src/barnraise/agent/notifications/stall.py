@@ -7,6 +7,7 @@ from statistics import median
 import msgspec
 
 from barnraise.core.units import format_duration
+from barnraise.history.sentences import duration
 
 FACTOR = 10.0  # times the usual time of a step
 _KEPT = 15
@@ -51,5 +52,5 @@ def stall_reason(pace: StepPace, least_s: float, wait_reason: str = "") -> str:
     if usual_s is None or pace.silent_s <= max(least_s, FACTOR * usual_s):
         return ""
     usual = f"a step usually takes {format_duration(usual_s)}"
-    sentence = f"no step for {format_duration(pace.silent_s)}, and {usual}"
+    sentence = f"no step for {duration(pace.silent_s)}, and {usual}"
     return f"{sentence}; {wait_reason}" if wait_reason else sentence

@@ -59,4 +59,5 @@ def web_failure(error: Exception) -> Delivery:
         return Delivery(f"the server did not answer within {TIMEOUT_S:g} s")
     if isinstance(reason, OSError) and reason.strerror:
         return Delivery(f"the server cannot be reached: {reason.strerror}")
-    return Delivery(f"the request failed: {type(reason).__name__}")
+    # A ValueError comes from our side, such as a host whose name cannot be encoded.
+    return Delivery(f"the request failed: {type(reason).__name__}", isinstance(reason, ValueError))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import stat
 import sys
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from msgspec.structs import replace
 
 from barnraise.agent.notifications.outbox import FILE_NAME, MAX_OF_RUN, Outbox
 from barnraise.agent_client.notifications.targets import EVENTS, DesktopTarget, NtfyTarget, WebhookTarget
-from barnraise.core.errors import AgentError
+from barnraise.core.errors import AgentError, BarnraiseError
 from tests.unit.agent.notifications.records import H0, record
 from tests.unit.agent.notifications.test_notice import notice
 
@@ -149,6 +150,16 @@ def test_file_that_is_damaged_is_named(tmp_path: Path) -> None:
     os.chmod(tmp_path / FILE_NAME, 0o600)
     with pytest.raises(AgentError, match=FILE_NAME):
         Outbox(tmp_path)
+
+
+def test_row_that_another_version_wrote_is_an_error_of_ours(outbox: Outbox, tmp_path: Path) -> None:
+    outbox.add(HOOK, EVENTS, {})
+    with sqlite3.connect(tmp_path / FILE_NAME) as base:
+        base.execute("UPDATE target SET body = x'00'")
+    base.close()
+    for read in (outbox.targets, outbox.table):
+        with pytest.raises(BarnraiseError, match="a target in"):
+            read()
 
 
 def _content(folder: Path) -> bytes:

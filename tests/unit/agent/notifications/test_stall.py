@@ -43,7 +43,7 @@ def test_silence_must_pass_ten_usual_steps_and_the_least_time(
 
 def test_reason_names_the_silence_the_usual_time_and_the_wait() -> None:
     pace = paced([0, 1, 2, *[2] * 30], every_s=2.0)
-    assert stall_reason(pace, 1.0) == "no step for 60 s, and a step usually takes 2 s"
+    assert stall_reason(pace, 1.0) == "no step for 1 min, and a step usually takes 2 s"
     assert stall_reason(pace, 1.0, "waiting for h1").endswith("usually takes 2 s; waiting for h1")
 
 
