@@ -90,6 +90,7 @@ TABLE = (
     Row("deep", "failure/test_sweep.py"),
     Row("deep", "failure/test_leaving.py", "test_thousand_group_rebuilds_leak_no_resources"),
     Row("deep", "failure/test_watch.py"),
+    Row("deep", "failure/test_notify.py"),
     Row("deep", "failure/test_report.py"),
     Row("gate", "failure/test_queue.py", "test_jobs_run_one_per_device_*"),
     Row("deep", "failure/test_queue.py"),

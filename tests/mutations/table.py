@@ -285,6 +285,34 @@ RUNS = (
     ),
 )
 
+NOTICES = (
+    Mutation(
+        "notice-of-another-starter",
+        "        return self._context.me in (by, log.current(by))",
+        "        return True",
+        ("agent/notifications/test_service.py",),
+        only="started",
+    ),
+    Mutation(
+        "notice-queued-again",
+        '"INSERT OR IGNORE INTO notice',
+        '"INSERT OR REPLACE INTO notice',
+        ("agent/notifications/test_outbox.py",),
+    ),
+    Mutation(
+        "goodbye-is-a-death",
+        " or change.node in facts.leaving:",
+        ":",
+        ("agent/notifications/test_changes.py",),
+    ),
+    Mutation(
+        "mail-without-tls",
+        "                server.starttls(context=context)",
+        "                server.noop()",
+        ("agent/notifications/test_mail.py",),
+    ),
+)
+
 TRAINING = (
     Mutation(
         "loss-scale-not-divided",
@@ -451,6 +479,7 @@ MUTATIONS = (
     *TRANSPORT,
     *PAIRING,
     *RUNS,
+    *NOTICES,
     *TRAINING,
     *FILES,
     *HUB_DOOR,

@@ -97,6 +97,8 @@ OWN_DATA = {
     "barnraise.agent.diagnostics.collect:prefix_of": "an address of this machine",
     "barnraise.agent.journal_storage:_operations": "the agent's own database",
     "barnraise.agent.journal_storage:_states": "the agent's own database",
+    "barnraise.agent.notifications.outbox:_notices": "the agent's own database",
+    "barnraise.agent.notifications.outbox:_targets": "the agent's own database",
     "barnraise.agent.supervisor.messages:_event_decoder": "a child process of the agent",
     "barnraise.agent.supervisor.messages:_launch_decoder": "the parent process",
     "barnraise.agent.supervisor.messages:_read_body": "the parent or a child process",

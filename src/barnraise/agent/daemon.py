@@ -37,6 +37,7 @@ from barnraise.agent.journal_storage import JournalStorage
 from barnraise.agent.limits.remote_pause import RemotePause
 from barnraise.agent.limits.service import LimitsService
 from barnraise.agent.metrics.service import MetricsService
+from barnraise.agent.notifications.service import NotificationService
 from barnraise.agent.page.service import PageService
 from barnraise.agent.power.suspend_events import watch_sleep
 from barnraise.agent.queue.service import QueueService
@@ -144,6 +145,8 @@ class Agent:
         self.kv = KvService(self)
         self.runs = RunService(self)
         self.queue = QueueService(self, self.runs)
+        self.notifications = NotificationService(self, self.runs.registry)
+        self.runs.on_record = self.notifications.on_record
         self.limits = LimitsService(self, lambda: bool(self.runs.executors), self._limits_changed)
         self.remote_pause = RemotePause(self, self.runs.pause_effects)
         self.cleaner = Cleaner(self, self.runs)
@@ -158,9 +161,11 @@ class Agent:
         self.discovery = PeerDiscovery(self)
         await self.discovery.start()
         self.spawn(self._tick())
+        self.notifications.load()
         self.runs.load()
         self.queue.load()
         jobs = (*self.link_prober.jobs(), *self.runs.jobs(), *self.queue.jobs(), self.metrics.run)
+        jobs += self.notifications.jobs()
         for job in (*jobs, self.kv.run, self.journals.run, self.limits.run, self.cleaner.watch_disk):
             self.spawn(job())
         self.spawn(watch_sleep(self.suspend, self.resume))
@@ -187,6 +192,7 @@ class Agent:
         if has_peers:
             await self.runs.leave()
         await self.page.stop()
+        await self.notifications.stop()
         await self.runs.stop()
         if has_peers:
             await self._send_goodbye()

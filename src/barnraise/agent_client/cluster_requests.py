@@ -11,6 +11,7 @@ from barnraise.agent_client.history.requests import HistoryAnswer, HistoryReques
 from barnraise.agent_client.kv_messages import ClusterRequest, KvRequest
 from barnraise.agent_client.machine_limits import MachineLimits
 from barnraise.agent_client.metrics.requests import MetricsReport, MetricsRequest, MetricsResponse
+from barnraise.agent_client.notifications.requests import NotificationAnswer, NotificationRequest
 from barnraise.agent_client.queue.requests import QueueAnswer, QueueRequest
 from barnraise.agent_client.run_requests import RunRequest, RunResponse
 from barnraise.core.decoding import decode
@@ -143,6 +144,7 @@ AgentRequest = (
     | ShutdownRequest
     | MetricsReport
     | MetricsRequest
+    | NotificationRequest
 )
 
 # Workers send requests to the store through the same socket.
@@ -311,6 +313,7 @@ AgentResponse = (
     | CleanResponse
     | LimitsResponse
     | MetricsResponse
+    | NotificationAnswer
     | OpenPageResponse
     | RunResponse
     | QueueAnswer

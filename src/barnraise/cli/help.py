@@ -43,6 +43,7 @@ SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "resume-machine",
             "limit",
             "metrics",
+            "notify",
             "unpair",
             "leave",
             "down",

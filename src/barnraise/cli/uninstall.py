@@ -50,6 +50,7 @@ _STATE_ENTRIES = (
         "journals.db*",
         "listener.*",
         "node.*",
+        "notifications.db*",
     ),
     *("openssl.cnf", "runs", "secret", "store", "supervisors"),
 )

@@ -114,6 +114,12 @@ class PageSettings(msgspec.Struct, frozen=True, kw_only=True):
     port: Annotated[int, Meta(ge=0, le=65535)] = 0
 
 
+class NotificationSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of notifications about runs that this machine started."""
+
+    stalled_s: Seconds = 300.0
+
+
 class StateSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Places of this machine's key and local sockets."""
 
@@ -132,6 +138,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     hosting: HostingSettings = HostingSettings()
     metrics: MetricsSettings = MetricsSettings()
     page: PageSettings = PageSettings()
+    notifications: NotificationSettings = NotificationSettings()
     state: StateSettings = StateSettings()
 
 
@@ -161,6 +168,7 @@ _SECTIONS: Mapping[str, type[msgspec.Struct]] = {
     "hosting": HostingSettings,
     "metrics": MetricsSettings,
     "page": PageSettings,
+    "notifications": NotificationSettings,
     "state": StateSettings,
 }
 _TYPES: Mapping[str, Any] = {

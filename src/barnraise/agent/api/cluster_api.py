@@ -7,7 +7,7 @@ import os
 from typing import Literal
 
 from barnraise import __version__
-from barnraise.agent.api import history_api, queue_api, runs_api
+from barnraise.agent.api import history_api, notify_api, queue_api, runs_api
 from barnraise.agent.api.run_interface import refuse_request
 from barnraise.agent.cluster.admission import rotate_key
 from barnraise.agent.cluster.join import join
@@ -50,6 +50,7 @@ from barnraise.agent_client.kv_messages import ClusterRequest, KvRequest, KvResp
 from barnraise.agent_client.kv_messages import encode as encode_kv
 from barnraise.agent_client.machine_limits import MachineLimits
 from barnraise.agent_client.metrics.requests import MetricsReport, MetricsRequest
+from barnraise.agent_client.notifications.requests import NotificationRequest
 from barnraise.agent_client.queue.requests import QueueRequest
 from barnraise.agent_client.run_requests import GraphRequest, RunRequest
 from barnraise.core.errors import AgentError, MembershipError
@@ -92,6 +93,8 @@ async def answer(agent: Agent, data: bytes, run: str) -> bytes:
         return encode(await history_api.answer(agent, request))
     if isinstance(request, QueueRequest):
         return encode(await queue_api.answer(agent, request))
+    if isinstance(request, NotificationRequest):
+        return encode(await notify_api.answer(agent, request))
     if isinstance(request, RunRequest):
         return encode(await runs_api.answer(agent, request))
     return encode(await _answer(agent, request))

@@ -24,6 +24,7 @@ from barnraise.runs.control.worker_status import reported_states
 from barnraise.runs.record import NodeReport, RecordedFailure, RunRecord, RunSpec, WorkerState
 from barnraise.topology import Machine
 
+UNANSWERED = "the machine does not answer"  # the reason of a machine that is gone without a word
 _NAME, _WORD, _SENTENCE = 64, 200, 4000
 
 States = Mapping[tuple[bytes, int, int], WorkerState]
@@ -172,7 +173,7 @@ def _departure(
     if workers and all(worker.state == "ended" for worker in workers):
         return None
     if node not in present or "disappeared" in new.why:
-        return "died", "the machine does not answer"
+        return "died", UNANSWERED
     return "evicted", new.why.rpartition("; ")[0] or new.why
 
 

@@ -108,6 +108,7 @@ class RunService:
         self.kept_for_jobs: Callable[[], Collection[bytes]] = set
         self.continued_by_jobs: Callable[[], Collection[str]] = set
         self.readers_for_jobs: Callable[[bytes], Collection[NodeId]] = lambda manifest: ()
+        self.on_record: Callable[[RunEntry], None] = lambda entry: None  # after each newer version of a run
         self.registry.on_record = self._on_record
         self.registry.on_settled = self._on_settled
 
@@ -285,6 +286,7 @@ class RunService:
         me = self._context.me.raw
         self._context.audit_trail.run_changed(entry.spec, entry.record)
         self.history.on_record(entry)
+        self.on_record(entry)
         self.allow_files(entry.spec.program.manifests)
         if entry.has_ended:
             end_agreement(run_directory(self._context.directory, entry.run))

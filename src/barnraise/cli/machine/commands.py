@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from barnraise.cli.completion import complete_machines
+from barnraise.cli.notify.commands import notify_group
 
 _as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 
@@ -89,6 +90,7 @@ machine_commands = (
     resume_command,
     limit_command,
     metrics_command,
+    notify_group,
     id_command,
     identity_group,
 )

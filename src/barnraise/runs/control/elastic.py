@@ -24,6 +24,7 @@ from barnraise.runs.control.worker_status import (
 )
 from barnraise.runs.record import MOST_WORKERS, LeftOutNode, RunRecord, WorkerSlot
 
+UNRESPONSIVE, UNREACHABLE = "does not respond", "cannot reach each other"  # reasons of an eviction
 _STUCK_S = 3.0
 _ONE_STUCK_S = 60.0  # the others may wait in a group that this worker cannot reach
 _AGAIN_S = 0.5  # between two attempts of a live recovery
@@ -180,9 +181,9 @@ def _evict(record: RunRecord, facts: ReconcileInput, evictions: Sequence[Evictio
     reasons = [
         f"the worker on {name[eviction.rank]} failed"
         if eviction.rank in failing
-        else f"the worker on {name[eviction.rank]} does not respond"
+        else f"the worker on {name[eviction.rank]} {UNRESPONSIVE}"
         if eviction.is_silent
-        else f"{name[eviction.rank]} and {name[eviction.blamed_by]} cannot reach each other"
+        else f"{name[eviction.rank]} and {name[eviction.blamed_by]} {UNREACHABLE}"
         for eviction in evictions
     ]
     why = "; ".join(dict.fromkeys(reasons))

@@ -25,6 +25,8 @@ from barnraise.agent_client.kv_messages import (
     ReadQueue,
     SetKey,
 )
+from barnraise.agent_client.notifications.requests import AddTargetRequest, ListTargetsRequest
+from barnraise.agent_client.notifications.targets import DesktopTarget
 from barnraise.agent_client.queue.requests import ChangeJobsRequest, ListJobsRequest
 from barnraise.agent_client.run_options import RunProgram
 from barnraise.agent_client.run_requests import (
@@ -90,6 +92,8 @@ def test_refuse_request_of_own_run_is_accepted(request_: AnyAgentRequest) -> Non
         CleanRequest(),
         LeaveRequest(),
         ShutdownRequest(),
+        AddTargetRequest(DesktopTarget()),
+        ListTargetsRequest(),
         StartRunRequest(program=RunProgram(folder=bytes(32), command=("train.py",))),
         ResumeRunRequest(run=RUN),
         AcceptRunRequest(OTHER, yes=True),

@@ -21,6 +21,13 @@ from barnraise.agent_client.cluster_requests import (
 )
 from barnraise.agent_client.cluster_requests import encode as encode_request
 from barnraise.agent_client.history.requests import HistoryListRequest, HistoryPartRequest, RecordRequest
+from barnraise.agent_client.notifications.requests import (
+    AddTargetRequest,
+    ListTargetsRequest,
+    RemoveTargetRequest,
+    TargetTestRequest,
+)
+from barnraise.agent_client.notifications.targets import DesktopTarget
 from barnraise.agent_client.run_requests import (
     AcceptRunRequest,
     RunsRequest,
@@ -56,6 +63,8 @@ def test_requests_that_the_page_needs_are_answered(request_: StatusRequest) -> N
         ),
         *(OpenPageRequest(), AcceptRunRequest("train-1", yes=True), SignersRequest("train-1")),
         RecordRequest("train-1", 0, 0, b""),
+        *(AddTargetRequest(DesktopTarget()), ListTargetsRequest(), RemoveTargetRequest("webhook")),
+        TargetTestRequest(),
     ],
 )
 def test_requests_that_only_the_machines_user_may_send_are_refused(request_: PairRequest) -> None:

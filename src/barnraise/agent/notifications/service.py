@@ -1,0 +1,334 @@
+"""Notification service of an agent: watches the runs that this machine started, and sends their notices."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+from barnraise.agent.context import AgentContext
+from barnraise.agent.notifications.changes import ChangeFacts, names_of, notices_of, watched_part
+from barnraise.agent.notifications.delivery import LONGEST_S, RETRIES, Delivery, gives_up
+from barnraise.agent.notifications.desktop import missing_program, show
+from barnraise.agent.notifications.mail import send_mail
+from barnraise.agent.notifications.notice import MAX_NAME, Notice, clean, with_progress
+from barnraise.agent.notifications.outbox import KnownTarget, Outbox, WaitingNotice
+from barnraise.agent.notifications.stall import StepPace, next_pace, stall_reason
+from barnraise.agent.notifications.web import post
+from barnraise.agent.runs.registry import RunEntry, RunRegistry
+from barnraise.agent_client.notifications.requests import TargetRow, TargetTestRow
+from barnraise.agent_client.notifications.targets import (
+    DesktopTarget,
+    EmailTarget,
+    EventName,
+    Target,
+    check_target,
+)
+from barnraise.core.errors import AgentError, BarnraiseError
+from barnraise.core.flow.events import Wakeup
+from barnraise.identity import NodeId
+from barnraise.runs.control.worker_status import reported_states, training_progress
+
+_POLL_S = 1.0
+_LONGEST_POLL_S = 5.0  # more than this and the machine slept; the run did not stall meanwhile
+_IDLE_S = 60.0
+_STOP_S = 3.0
+
+_log = logging.getLogger(__name__)
+
+
+class NotificationService:
+    """Targets of this machine, the events of its own runs, and the delivery of notices."""
+
+    def __init__(self, context: AgentContext, registry: RunRegistry) -> None:
+        self._context, self._registry = context, registry
+        self._loop = asyncio.get_running_loop()
+        self._paces: dict[str, StepPace] = {}
+        self._stalled: dict[str, int | None] = {}  # the step at which a run was last noticed as stalled
+        self._due: dict[int, float] = {}  # when a notice is tried again, by its number
+        self._attempts: dict[str, asyncio.Task[None]] = {}  # by target, one at a time
+        self._changed = Wakeup()
+        self._outbox: Outbox | None = None
+        self._problem = "the agent is starting or stopping"
+
+    def jobs(self) -> tuple[Callable[[], Awaitable[None]], ...]:
+        """Return the background tasks that the agent has to run."""
+        return self._watch, self._deliver
+
+    def load(self) -> None:
+        """Open the outbox of this machine. Runs work without it, so a fault is only reported."""
+        try:
+            self._outbox = Outbox(self._context.directory)
+        except BarnraiseError as error:
+            self._problem = error.message
+            self._context.report_event(f"no notifications are sent: {error.message}")
+
+    async def stop(self) -> None:
+        """Wait a moment for deliveries, and close the outbox. The rest is sent after the next start."""
+        outbox, self._outbox = self._outbox, None
+        if outbox is None:
+            return
+        if self._attempts:
+            await asyncio.wait(self._attempts.values(), timeout=_STOP_S)
+        for attempt in self._attempts.values():
+            attempt.cancel()
+        outbox.close()
+
+    # requests of the command line
+
+    @property
+    def _open_outbox(self) -> Outbox:
+        if self._outbox is None:
+            raise AgentError(f"notifications do not work now: {self._problem}")
+        return self._outbox
+
+    def table(self) -> tuple[TargetRow, ...]:
+        """Return the targets as people see them."""
+        return tuple(self._open_outbox.table())
+
+    def add(self, target: Target, events: Sequence[EventName]) -> str:
+        """Add a target and return its name; raise BarnraiseError if it cannot be used."""
+        check_target(target)
+        if isinstance(target, DesktopTarget) and (program := missing_program(sys.platform)):
+            raise AgentError(
+                f"this machine has no {program}, which shows notices on the desktop",
+                hint="On Debian or Ubuntu: apt install libnotify-bin.",
+            )
+        active = {
+            entry.run: watched_part(entry.record)
+            for entry in self._registry.runs.values()
+            if self._is_ours(entry) and not entry.has_ended
+        }
+        return self._open_outbox.add(target, events, active)
+
+    def remove(self, name: str) -> None:
+        """Remove a target; raise AgentError if there is none of this name."""
+        self._open_outbox.remove(name)
+
+    async def test(self, name: str | None) -> tuple[TargetTestRow, ...]:
+        """Send a test notice to a target, or to all; raise AgentError if there is none."""
+        chosen = [known for known in self._open_outbox.targets() if name in (None, known.name)]
+        if not chosen:
+            what = f"no target {name}" if name is not None else "no target"
+            raise AgentError(f"there is {what}", hint="Add one: barnraise notify add TARGET")
+        sender = clean(self._context.name_of(self._context.me), MAX_NAME)
+        at = time.time()
+        notice = Notice(
+            event="test",
+            key=f"test {at}",
+            run="",
+            state="test",
+            reason=f"{sender} reaches you here",
+            at=at,
+            sender=sender,
+        )
+        results = await asyncio.gather(*(self._send(known.target, notice) for known in chosen))
+        return tuple(
+            TargetTestRow(known.name, known.target.masked, result.failure)
+            for known, result in zip(chosen, results, strict=True)
+        )
+
+    # events
+
+    def on_record(self, entry: RunEntry) -> None:
+        """Queue the notices that a new version of a run calls for."""
+        try:
+            self._compare(entry)
+        except BarnraiseError as error:
+            _log.error("the notices of run %s are not queued: %s", entry.run, error.message)
+
+    def _compare(self, entry: RunEntry) -> None:
+        outbox = self._outbox
+        if outbox is None or not outbox.has_targets or not self._is_ours(entry):
+            return
+        old, new = outbox.watched(entry.run), watched_part(entry.record)
+        if old is None:
+            if not entry.has_ended:  # else it ended before there was a target
+                outbox.save(entry.run, new, [])
+                outbox.keep_only(self._registry.runs)
+            return
+        if old == new:
+            return
+        progress = training_progress(entry.record, entry.reports)
+        notices = [with_progress(notice, progress) for notice in notices_of(old, new, self._facts(entry))]
+        if outbox.save(entry.run, new, notices):
+            self._changed.wake()
+
+    def _facts(self, entry: RunEntry) -> ChangeFacts:
+        member = self._context.member
+        nodes = (*entry.spec.nodes, *entry.record.nodes)
+        peers = {node: member.peers.get(node) for node in nodes}
+        return ChangeFacts(
+            run=entry.run,
+            sender=self._context.name_of(self._context.me),
+            at=time.time(),
+            states=reported_states(entry.reports),
+            present=set(member.view.nodes),
+            leaving={node for node, peer in peers.items() if peer is not None and peer.leaving is not None},
+            name=self._name_of,
+        )
+
+    def _is_ours(self, entry: RunEntry) -> bool:
+        """Tell whether this machine started the run, also with an earlier key."""
+        by, log = NodeId(entry.spec.by), self._context.log
+        return self._context.me in (by, log.current(by))
+
+    def _name_of(self, node: bytes) -> str:
+        return self._context.name_of(NodeId(node))
+
+    async def _watch(self) -> None:
+        """Look for stalled runs at intervals, until cancelled."""
+        seen_at = self._loop.time()
+        while True:
+            await asyncio.sleep(_POLL_S)
+            now = self._loop.time()
+            elapsed_s, seen_at = min(now - seen_at, _LONGEST_POLL_S), now
+            try:
+                self._look(elapsed_s)
+            except BarnraiseError as error:
+                _log.error("stalled runs are not noticed: %s", error.message)
+
+    def _look(self, elapsed_s: float) -> None:
+        outbox = self._outbox
+        if outbox is None or not outbox.has_targets:
+            self._paces.clear()
+            return
+        active = {
+            run: entry
+            for run, entry in self._registry.runs.items()
+            if entry.record.phase in ("running", "restarting") and self._is_ours(entry)
+        }
+        self._paces = {run: pace for run, pace in self._paces.items() if run in active}
+        self._stalled = {run: step for run, step in self._stalled.items() if run in active}
+        for run, entry in active.items():
+            progress = training_progress(entry.record, entry.reports)
+            at_end = progress is not None and progress.total is not None and progress.step >= progress.total
+            if entry.record.finished or at_end or _is_paused(entry):
+                continue
+            step = progress.step if progress is not None else None
+            pace = self._paces[run] = next_pace(self._paces.get(run, StepPace()), step, elapsed_s)
+            least_s = self._context.settings.notifications.stalled_s
+            reason = stall_reason(pace, least_s, self._wait_reason(entry))
+            if reason and self._stalled.get(run) != pace.step:
+                self._stalled[run] = pace.step
+                notice = with_progress(self._stall(entry, reason, pace.step), progress)
+                if outbox.save(run, None, [notice]):
+                    self._changed.wake()
+
+    def _stall(self, entry: RunEntry, reason: str, step: int | None) -> Notice:
+        return Notice(
+            event="stalled",
+            key=f"stalled {step}",
+            run=entry.run,
+            state="stalled",
+            reason=clean(reason),
+            at=time.time(),
+            sender=clean(self._name_of(self._context.me.raw), MAX_NAME),
+            machines=names_of(entry.record.nodes, self._name_of),
+        )
+
+    def _wait_reason(self, entry: RunEntry) -> str:
+        """Return what the workers wait for, as far as this machine knows."""
+        nodes = set(entry.record.nodes)
+        here = {self._context.me.raw, *(node.raw for node in self._context.linked_nodes())}
+        if nodes and not nodes & here:
+            return "no machine of the run answers this one"
+        states = reported_states(entry.reports)
+        waits = (states[slot.key].wait_reason for slot in entry.record.slots if slot.key in states)
+        reason = next((wait for wait in waits if wait), "")
+        return reason or (entry.record.why if entry.record.phase == "restarting" else "")
+
+    # delivery
+
+    async def _deliver(self) -> None:
+        """Send the notices that are due, one at a time to each target, until cancelled."""
+        while True:
+            wait_s = _IDLE_S
+            try:
+                wait_s = self._start_attempts()
+            except BarnraiseError as error:
+                _log.error("notices are not sent: %s", error.message)
+            await self._changed.sleep(wait_s)
+
+    def _start_attempts(self) -> float:
+        """Start an attempt for each target that has a notice due; return the seconds until the next one."""
+        outbox, wait_s, now = self._outbox, _IDLE_S, self._loop.time()
+        if outbox is None or not outbox.has_targets:
+            return wait_s
+        waiting = outbox.waiting()
+        self._due = {each.number: self._due.get(each.number, now) for each in waiting}
+        targets = {known.name: known for known in outbox.targets()}
+        for notice in waiting:
+            if notice.target in self._attempts or notice.target not in targets:
+                continue
+            if self._due[notice.number] > now:
+                wait_s = min(wait_s, self._due[notice.number] - now)
+                continue
+            attempt = self._loop.create_task(self._attempt(outbox, targets[notice.target], notice))
+            self._attempts[notice.target] = attempt
+        return wait_s
+
+    async def _attempt(self, outbox: Outbox, known: KnownTarget, waiting: WaitingNotice) -> None:
+        try:
+            result = await self._send(known.target, waiting.notice)
+            if not result.failure:
+                outbox.note_delivered(waiting, time.time())
+                return
+            attempts = waiting.attempts + 1
+            is_over = gives_up(result, attempts)
+            outbox.note_failed(waiting, result.failure, time.time(), gives_up=is_over)
+            self._due[waiting.number] = self._loop.time() + RETRIES.wait(attempts - 1)
+            if is_over:
+                self._context.report_event(
+                    f"the notice {waiting.notice.title!r} is not sent to {known.name}: {result.failure}"
+                )
+        except BarnraiseError as error:
+            _log.error("a notice for %s: %s", known.name, error.message)
+            self._due[waiting.number] = self._loop.time() + _IDLE_S
+        finally:
+            del self._attempts[known.name]
+            self._changed.wake()
+
+    async def _send(self, target: Target, notice: Notice) -> Delivery:
+        """Send a notice in a thread of its own, which cannot keep the agent from stopping."""
+        future: asyncio.Future[Delivery] = self._loop.create_future()
+
+        def settle(result: Delivery) -> None:
+            if not future.done():
+                future.set_result(result)
+
+        def work() -> None:
+            try:
+                result = send(target, notice)
+            except Exception as error:  # noqa: BLE001  # a notice must not stop the agent
+                _log.exception("a notice could not be sent")
+                result = Delivery(f"an internal error: {type(error).__name__}", is_final=True)
+            try:
+                self._loop.call_soon_threadsafe(settle, result)
+            except RuntimeError:  # the agent has stopped meanwhile
+                pass
+
+        threading.Thread(target=work, name="barnraise-notice", daemon=True).start()
+        try:
+            return await asyncio.wait_for(future, LONGEST_S)
+        except TimeoutError:
+            return Delivery(f"the target took longer than {LONGEST_S:g} s")
+
+
+def send(target: Target, notice: Notice) -> Delivery:
+    """Send a notice to a target, and wait for its answer."""
+    if isinstance(target, DesktopTarget):
+        return show(notice, sys.platform, os.environ)
+    if isinstance(target, EmailTarget):
+        return send_mail(target, notice)
+    return post(target, notice)
+
+
+def _is_paused(entry: RunEntry) -> bool:
+    """Tell whether the limits of their users keep all machines of a run from it now."""
+    reports = [entry.reports.get(node) for node in entry.record.nodes]
+    return bool(reports) and all(report is not None and report.paused for report in reports)

@@ -1,0 +1,1 @@
+"""Targets of notifications, and requests about them."""

@@ -1,0 +1,1 @@
+"""``barnraise notify``: the targets that get notices about the runs of this machine."""

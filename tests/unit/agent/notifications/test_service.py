@@ -1,0 +1,353 @@
+"""The notification service with an outbox on the disk: own runs only, retries, and stops."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from barnraise.agent.notifications import service
+from barnraise.agent.notifications.delivery import DELIVERED, Delivery
+from barnraise.agent.notifications.notice import Notice
+from barnraise.agent.notifications.service import NotificationService
+from barnraise.agent_client.notifications.targets import EVENTS, Target, WebhookTarget
+from barnraise.agent_client.run_requests import TrainingProgress
+from barnraise.core.config import NotificationSettings, Settings
+from barnraise.core.errors import AgentError, ConfigError
+from barnraise.core.flow.backoff import SteppedBackoff
+from barnraise.identity import NodeId
+from barnraise.runs.record import NodeReport, RunRecord, WorkerState
+from tests.unit.agent.notifications.records import H0, H1, H2, ended, record
+
+HOOK = WebhookTarget("https://home.org/hook")
+
+
+class Log:
+    """Trust log in which h2 is the key that this machine had before."""
+
+    def current(self, node: NodeId) -> NodeId:
+        return NodeId(H0) if node == NodeId(H2) else node
+
+
+@dataclass
+class Context:
+    """The part of an agent that the service uses; this machine is h0."""
+
+    directory: Path
+    me: NodeId = field(default_factory=lambda: NodeId(H0))
+    log: Log = field(default_factory=Log)
+    settings: Settings = field(
+        default_factory=lambda: Settings(notifications=NotificationSettings(stalled_s=3.0))
+    )
+    events: list[str] = field(default_factory=list)
+    member: Any = field(
+        default_factory=lambda: SimpleNamespace(peers={}, view=SimpleNamespace(nodes=(H0, H1)))
+    )
+
+    def name_of(self, node: NodeId) -> str:
+        return f"h{node.raw[0]}"
+
+    def linked_nodes(self) -> list[NodeId]:
+        return [NodeId(H1)]
+
+    def report_event(self, text: str) -> None:
+        self.events.append(text)
+
+
+@dataclass
+class Entry:
+    """Run as the registry has it."""
+
+    record: RunRecord
+    by: bytes = H0
+    run: str = "train-k3f9"
+    reports: dict[bytes, NodeReport] = field(default_factory=dict)
+
+    @property
+    def spec(self) -> Any:
+        return SimpleNamespace(by=self.by, nodes=(H0, H1))
+
+    @property
+    def has_ended(self) -> bool:
+        return self.record.phase == "ended"
+
+    def report_step(self, step: int) -> None:
+        state = WorkerState(
+            rank=0, state="running", start=1, progress=TrainingProgress(step, 100, "loss", 0.5)
+        )
+        self.reports[H0] = NodeReport(
+            run=self.run, incarnation=bytes(16), serial=1, stage="running", workers=(state,)
+        )
+
+
+class Scene:
+    """Service of one agent; ``sent`` is what its targets got, ``results`` are their next answers."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.context = Context(folder)
+        self.registry = SimpleNamespace(runs={})
+        self.sent: list[Notice] = []
+        self.results: list[Delivery] = []
+        monkeypatch.setattr(service, "send", self._send)
+        monkeypatch.setattr(service, "RETRIES", SteppedBackoff((0.01,)))
+        monkeypatch.setattr(service, "_POLL_S", 0.01)
+
+    def _send(self, target: Target, notice: Notice) -> Delivery:
+        self.sent.append(notice)
+        return self.results.pop(0) if self.results else DELIVERED
+
+    @asynccontextmanager
+    async def run(self) -> AsyncIterator[NotificationService]:
+        """Run a service as the agent does, until the context exits."""
+        made = NotificationService(self.context, self.registry)  # type: ignore[arg-type]
+        made.load()
+        jobs = [asyncio.ensure_future(job()) for job in made.jobs()]
+        try:
+            yield made
+        finally:
+            await made.stop()
+            for job in jobs:
+                job.cancel()
+            await asyncio.gather(*jobs, return_exceptions=True)
+
+    def add_run(self, entry: Entry) -> Entry:
+        self.registry.runs[entry.run] = entry
+        return entry
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
+    return Scene(tmp_path, monkeypatch)
+
+
+async def until(truth: Any) -> None:
+    async with asyncio.timeout(20):
+        while not truth():
+            await asyncio.sleep(0.005)
+
+
+def end(made: NotificationService, entry: Entry) -> None:
+    entry.record = ended(0, "finished successfully")
+    made.on_record(entry)  # type: ignore[arg-type]
+
+
+async def scenario_of_own_run(scene: Scene, by: bytes, expected: list[str]) -> None:
+    async with scene.run() as made:
+        made.add(HOOK, EVENTS)
+        entry = scene.add_run(Entry(record(H0, H1), by=by))
+        made.on_record(entry)  # type: ignore[arg-type]
+        end(made, entry)
+        made.on_record(entry)  # type: ignore[arg-type]
+        await until(lambda: len(scene.sent) >= len(expected))
+        await asyncio.sleep(0.05)
+    assert [notice.event for notice in scene.sent] == expected
+
+
+@pytest.mark.parametrize(("by", "expected"), [(H0, ["done"]), (H2, ["done"]), (H1, [])])
+def test_only_the_machine_that_started_a_run_sends(scene: Scene, by: bytes, expected: list[str]) -> None:
+    asyncio.run(scenario_of_own_run(scene, by, expected))
+
+
+def test_run_that_ended_before_there_was_a_target_is_not_told(scene: Scene) -> None:
+    async def scenario() -> None:
+        async with scene.run() as made:
+            old = scene.add_run(Entry(ended(1, "failed")))
+            made.add(HOOK, EVENTS)
+            made.on_record(old)  # type: ignore[arg-type]
+            await asyncio.sleep(0.05)
+
+    asyncio.run(scenario())
+    assert scene.sent == []
+
+
+def test_run_that_is_active_when_a_target_comes_is_told(scene: Scene) -> None:
+    async def scenario() -> None:
+        async with scene.run() as made:
+            entry = scene.add_run(Entry(record(H0, H1)))
+            made.on_record(entry)  # type: ignore[arg-type]
+            made.add(HOOK, EVENTS)
+            end(made, entry)
+            await until(lambda: scene.sent)
+
+    asyncio.run(scenario())
+    assert [notice.event for notice in scene.sent] == ["done"]
+
+
+def test_refused_notice_is_tried_again_and_the_end_of_it_is_reported(scene: Scene) -> None:
+    async def scenario() -> None:
+        scene.results = [Delivery("the server answered 503")] * 2
+        async with scene.run() as made:
+            made.add(HOOK, EVENTS)
+            entry = scene.add_run(Entry(record(H0, H1)))
+            made.on_record(entry)  # type: ignore[arg-type]
+            end(made, entry)
+            await until(lambda: made.table()[0].delivered == 1)
+            assert len(scene.sent) == 3
+            assert scene.context.events == []
+            scene.results = [Delivery("the server answered 404", is_final=True)]
+            entry = scene.add_run(Entry(record(H0), run="train-2"))
+            made.on_record(entry)  # type: ignore[arg-type]
+            end(made, entry)
+            await until(lambda: made.table()[0].dropped == 1)
+
+    asyncio.run(scenario())
+    assert scene.context.events == [
+        "the notice 'train-2 is done' is not sent to webhook: the server answered 404"
+    ]
+
+
+def test_notice_that_waits_is_sent_after_the_next_start(scene: Scene) -> None:
+    async def scenario() -> None:
+        scene.results = [Delivery("the server answered 503")] * 500
+        async with scene.run() as made:
+            made.add(HOOK, EVENTS)
+            entry = scene.add_run(Entry(record(H0, H1)))
+            made.on_record(entry)  # type: ignore[arg-type]
+            end(made, entry)
+            await until(lambda: scene.sent)
+        scene.results = []
+        async with scene.run() as made:
+            await until(lambda: made.table()[0].delivered == 1)
+
+    asyncio.run(scenario())
+    assert len({notice.id for notice in scene.sent}) == 1
+
+
+def test_change_while_the_agent_was_off_is_told_after_its_start(scene: Scene) -> None:
+    async def scenario() -> None:
+        entry = scene.add_run(Entry(record(H0, H1, H2)))
+        async with scene.run() as made:
+            made.add(HOOK, EVENTS)
+            made.on_record(entry)  # type: ignore[arg-type]
+        entry.record = replace(record(H0, H1), version=2, generation=2, why="h2 disappeared; x")
+        async with scene.run() as made:
+            made.on_record(entry)  # type: ignore[arg-type]
+            made.on_record(entry)  # type: ignore[arg-type]
+            await until(lambda: scene.sent)
+            await asyncio.sleep(0.05)
+
+    asyncio.run(scenario())
+    assert [(notice.event, notice.lost_machine) for notice in scene.sent] == [("machine-gone", "h2")]
+
+
+def test_stall_is_told_once_for_each_step(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The steps are looked at as if each look came after a second."""
+    monkeypatch.setattr(service, "_POLL_S", 1000.0)
+
+    async def scenario() -> None:
+        async with scene.run() as made:
+            made.add(HOOK, EVENTS)
+            entry = scene.add_run(Entry(record(H0, H1)))
+
+            def look(step: int, seconds: int) -> None:
+                entry.report_step(step)
+                for _ in range(seconds):
+                    made._look(1.0)
+
+            for step in range(5):
+                look(step, 1)
+            look(4, 10)
+            assert scene.sent == []
+            look(4, 60)
+            await until(lambda: len(scene.sent) == 1)
+            look(5, 60)
+            await until(lambda: len(scene.sent) == 2)
+            look(100, 60)  # all steps are done: the script only ends
+            await asyncio.sleep(0.05)
+
+    asyncio.run(scenario())
+    assert [notice.step for notice in scene.sent] == [4, 5]
+    assert scene.sent[0].reason == "no step for 11 s, and a step usually takes 1 s"
+    assert (scene.sent[0].metric, scene.sent[0].value) == ("loss", 0.5)
+
+
+def test_paused_run_is_not_stalled(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "_POLL_S", 1000.0)
+
+    async def scenario() -> None:
+        async with scene.run() as made:
+            made.add(HOOK, EVENTS)
+            entry = scene.add_run(Entry(record(H0)))
+            for step in range(5):
+                entry.report_step(step)
+                made._look(1.0)
+            entry.reports[H0] = replace(entry.reports[H0], paused="its user paused it")
+            for _ in range(100):
+                made._look(1.0)
+            await asyncio.sleep(0.05)
+
+    asyncio.run(scenario())
+    assert scene.sent == []
+
+
+def test_target_that_hangs_does_not_keep_the_agent_from_stopping(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> float:
+        gate = threading.Event()
+        monkeypatch.setattr(service, "send", lambda target, notice: gate.wait(60) and DELIVERED)
+        monkeypatch.setattr(service, "_STOP_S", 0.1)
+        loop = asyncio.get_running_loop()
+        async with scene.run() as made:
+            made.add(HOOK, EVENTS)
+            entry = scene.add_run(Entry(record(H0, H1)))
+            made.on_record(entry)  # type: ignore[arg-type]
+            end(made, entry)
+            await asyncio.sleep(0.05)
+            started = loop.time()
+        gate.set()
+        return loop.time() - started
+
+    assert asyncio.run(scenario()) < 5.0
+
+
+def test_target_that_takes_too_long_counts_as_failed(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> str:
+        gate = threading.Event()
+        monkeypatch.setattr(service, "send", lambda target, notice: gate.wait(60) and DELIVERED)
+        monkeypatch.setattr(service, "LONGEST_S", 0.05)
+        async with scene.run() as made:
+            made.add(HOOK, EVENTS)
+            (row,) = await made.test(None)
+        gate.set()
+        return row.failure
+
+    assert "longer than" in asyncio.run(scenario())
+
+
+def test_unusable_target_and_unknown_name_are_refused(scene: Scene) -> None:
+    async def scenario() -> None:
+        async with scene.run() as made:
+            with pytest.raises(ConfigError):
+                made.add(WebhookTarget("file:///etc/passwd"), EVENTS)
+            with pytest.raises(AgentError, match="there is no target"):
+                await made.test(None)
+            with pytest.raises(AgentError, match="no target ntfy"):
+                made.remove("ntfy")
+        with pytest.raises(AgentError, match="do not work now"):
+            made.table()
+
+    asyncio.run(scenario())
+
+
+def test_damaged_outbox_is_reported_and_runs_go_on(scene: Scene) -> None:
+    (scene.context.directory / "notifications.db").write_bytes(b"no database" * 100)
+    (scene.context.directory / "notifications.db").chmod(0o600)
+
+    async def scenario() -> None:
+        async with scene.run() as made:
+            made.on_record(Entry(record(H0)))  # type: ignore[arg-type]
+            with pytest.raises(AgentError, match=r"notifications\.db"):
+                made.table()
+
+    asyncio.run(scenario())
+    assert len(scene.context.events) == 1
+    assert "no notifications are sent" in scene.context.events[0]
