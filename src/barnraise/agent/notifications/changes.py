@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from barnraise.agent.history.run_events import UNANSWERED, States, change_entries
+from barnraise.agent.history.run_events import UNANSWERED, change_entries
 from barnraise.agent.notifications.notice import MAX_NAME, MOST_NAMES, Notice, clean
 from barnraise.core.sanitize import printable
 from barnraise.history.entries import MembershipChange
 from barnraise.runs.control.elastic import UNREACHABLE, UNRESPONSIVE
-from barnraise.runs.record import ENDED, RunRecord
+from barnraise.runs.record import ENDED, NodeReport, RunRecord
 
 _LEAVES = " leaves"  # what a record says of a machine that left after its last step
 
@@ -23,7 +23,7 @@ class ChangeFacts(NamedTuple):
     run: str
     sender: str
     at: float
-    states: States
+    reports: Mapping[bytes, NodeReport]
     present: Collection[bytes]
     leaving: Collection[bytes]
     name: Callable[[bytes], str]
@@ -39,7 +39,7 @@ def notices_of(old: RunRecord, new: RunRecord, facts: ChangeFacts) -> list[Notic
     if new.phase == "stopping":
         return []
     notices = []
-    for entry in change_entries(old, new, facts.states, facts.present, facts.at):
+    for entry in change_entries(old, new, facts.reports, facts.present, facts.at):
         if isinstance(entry, MembershipChange) and _is_gone(entry, old, new, facts):
             notices.append(_gone(entry, new, facts))
     return notices

@@ -166,7 +166,7 @@ class NotificationService:
             run=entry.run,
             sender=self._context.name_of(self._context.me),
             at=time.time(),
-            states=reported_states(entry.reports),
+            reports=entry.reports,
             present=set(member.view.nodes),
             leaving={node for node, peer in peers.items() if peer is not None and peer.leaving is not None},
             name=self._name_of,

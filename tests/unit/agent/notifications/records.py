@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from barnraise.agent.notifications.changes import ChangeFacts
-from barnraise.runs.record import RunOutcome, RunRecord, WorkerSlot
+from barnraise.runs.record import NodeReport, RunOutcome, RunRecord, WorkerSlot, WorkerState
 
 H0, H1, H2 = (bytes([number]) * 32 for number in range(3))
 
@@ -23,13 +23,19 @@ def ended(code: int, sentence: str, **outcome: Any) -> RunRecord:
     return record(H0, H1, phase="ended", version=9, outcome=result)
 
 
+def reports(node: bytes, state: WorkerState) -> dict[bytes, NodeReport]:
+    """Return the report of a machine about its only worker."""
+    report = NodeReport(run="train-k3f9", incarnation=bytes(16), serial=1, stage="running", workers=(state,))
+    return {node: report}
+
+
 def facts(**changes: Any) -> ChangeFacts:
     """Return the facts of three machines, of which all are present."""
     fields: dict[str, Any] = {
         "run": "train-k3f9",
         "sender": "h0",
         "at": 1000.0,
-        "states": {},
+        "reports": {},
         "present": {H0, H1, H2},
         "leaving": set(),
         "name": lambda node: f"h{node[0]}",

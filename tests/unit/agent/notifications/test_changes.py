@@ -17,7 +17,7 @@ from barnraise.runs.record import (
     decode_record,
     encode_record,
 )
-from tests.unit.agent.notifications.records import H0, H1, H2, ended, facts, record
+from tests.unit.agent.notifications.records import H0, H1, H2, ended, facts, record, reports
 
 ALL = record(H0, H1, H2)
 
@@ -90,8 +90,8 @@ def test_machine_that_is_lost_again_has_another_notice() -> None:
 
 def test_clean_stop_of_a_machine_is_no_notice() -> None:
     state = WorkerState(rank=2, state="leaving", start=1)
-    leaving = {(H2, 0, 1): state}
-    assert notices_of(ALL, two("h2 leaves; training continues on 2 machines"), facts(states=leaving)) == []
+    leaving = reports(H2, state)
+    assert notices_of(ALL, two("h2 leaves; training continues on 2 machines"), facts(reports=leaving)) == []
     # Its goodbye was seen, but not the report of its worker: a group without a session.
     assert notices_of(ALL, two("h2 went away"), facts(present={H0, H1}, leaving={H2})) == []
     # It left while the agent of this machine was off.
@@ -140,8 +140,8 @@ def test_worker_that_dies_on_a_present_machine_is_no_notice() -> None:
 def test_paused_and_finished_machines_are_no_notice() -> None:
     paused = replace(two("h2 is paused: its link is slow"), paused=(LeftOutNode(H2, "its link is slow"),))
     assert notices_of(ALL, paused, facts()) == []
-    over = {(H2, 0, 1): WorkerState(rank=2, state="ended", start=1)}
-    assert notices_of(ALL, two("h2 has finished"), facts(states=over)) == []
+    over = reports(H2, WorkerState(rank=2, state="ended", start=1))
+    assert notices_of(ALL, two("h2 has finished"), facts(reports=over)) == []
 
 
 def test_joining_machine_is_no_notice() -> None:
