@@ -12,10 +12,11 @@ from barnraise.core.sanitize import printable
 from barnraise.history.columns import unpack_column
 from barnraise.history.entries import TICKS_PER_S, Entry, GroupStart, OwnValues, StepBatch, ValueBatch
 from barnraise.history.merge import merge
-from barnraise.history.view import EventView
+from barnraise.history.view import EventView, RunState
 from barnraise.history.view_builder import build_view
 
 _MOST_TEXT = 500
+GROUP = "run/group"  # the generation of the group, as a value
 _NOTED = frozenset(
     [
         "start",
@@ -64,6 +65,7 @@ class RunContent(NamedTuple):
     notes: Sequence[RunNote]
     start: int | None
     ended_at: float | None
+    state: RunState
 
     @property
     def has_ended(self) -> bool:
@@ -81,6 +83,7 @@ def run_content(logs: Sequence[Sequence[Entry]], run: str) -> RunContent:
         notes=_notes(view.events),
         start=min((group.step for group in groups), default=None),
         ended_at=view.ended_at,
+        state=view.state,
     )
 
 
@@ -98,7 +101,7 @@ def _steps(
             at += seconds if row else 0.0
             first = batch.first + row * batch.stride
             own = values.get(first, {})
-            speed = {"run/step_s": seconds / batch.stride, "run/group": float(group)}
+            speed = {"run/step_s": seconds / batch.stride, GROUP: float(group)}
             if seconds:
                 speed["run/samples_per_s"] = samples / seconds
             # The means of a step come with the next commit: the two newest steps may get some.
