@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from barnraise.agent_client.client import ListenerClient
 from barnraise.agent_client.cluster_requests import decode_response, encode
@@ -32,6 +32,17 @@ _ANSWER_S = 20.0
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T", HistoryListResponse, HistoryPartResponse)
+
+
+class KnownLog(NamedTuple):
+    """Log as far as it was read. ``identity``: of the file; ``size``: bytes of its whole frames."""
+
+    identity: bytes
+    size: int
+    entries: tuple[Entry, ...]
+
+
+_NOTHING = KnownLog(b"", 0, ())
 
 
 class HistorySource:
@@ -66,12 +77,17 @@ class HistorySource:
         """Return the history of a run, merged of all its logs."""
         return merge(self.logs(run))
 
-    def logs(self, run: str) -> list[tuple[Entry, ...]]:
-        """Return the entries of each log of a run."""
+    def logs(self, run: str, known: dict[bytes, KnownLog] | None = None) -> list[tuple[Entry, ...]]:
+        """Return the entries of each log of a run.
+
+        ``known``: what an earlier call has read, by machine. Only what is new is read, and added to it.
+        """
+        known = {} if known is None else known
         logs, problems = [], []
         for log in self.runs().get(run, ()):
             try:
-                logs.append(decode_frames(self._read(run, log.node)).entries)
+                known[log.node] = self._read(run, log.node, known.get(log.node, _NOTHING))
+                logs.append(known[log.node].entries)
             except BarnraiseError as error:
                 problems.append(error)
         for problem in problems:
@@ -97,15 +113,19 @@ class HistorySource:
             if not response.has_more or not response.logs:
                 return logs
 
-    def _read(self, run: str, node: bytes) -> bytes:
-        """Return all whole frames of a log; start again if it is replaced meanwhile."""
-        data, identity = b"", b""
+    def _read(self, run: str, node: bytes, known: KnownLog) -> KnownLog:
+        """Return all whole frames of a log; start again if it was replaced."""
+        identity, size, entries = known.identity, known.size, list(known.entries)
         while True:
-            part = self._part(run, node, identity, len(data))
-            data = part.data if part.offset == 0 else data + part.data
-            identity = part.identity
-            if len(data) >= part.size or not part.data:
-                return data
+            part = self._part(run, node, identity, size)
+            if part.offset == 0:
+                identity, size, entries = part.identity, 0, []
+            decoded = decode_frames(part.data)
+            entries += decoded.entries
+            size += decoded.size
+            if size >= part.size or not decoded.size:
+                is_same = (identity, size) == (known.identity, known.size)
+                return known if is_same else KnownLog(identity, size, tuple(entries))
 
     def _part(self, run: str, node: bytes, identity: bytes, offset: int) -> RecordPart:
         if self._client is None:

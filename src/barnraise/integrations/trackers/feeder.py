@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -73,11 +74,15 @@ def open_tracker(target: str, run: str) -> Tracker:
 def feed(run: str, trackers: Sequence[Tracker], read: Callable[[], Logs], say: Callable[[str], None]) -> None:
     """Give the trackers all steps of a run until it has ended and all is written."""
     schedules = [WriteSchedule() for _ in trackers]
+    logs: Logs = ()
+    content = run_content(logs, run)
     failure = ""
     while True:
         began = time.monotonic()
         try:
-            content = run_content(read(), run)
+            newest = read()
+            if not _is_same(newest, logs):
+                content, logs = run_content(newest, run), newest
         except BarnraiseError as error:  # the agent restarts, or a log is replaced
             if error.message != failure:
                 say(f"the record of run {run} cannot be read, and is tried again: {error.message}")
@@ -93,6 +98,11 @@ def feed(run: str, trackers: Sequence[Tracker], read: Callable[[], Logs], say: C
                     tracker.end(content)
                 return
         time.sleep(max(POLL_S, _LOAD * (time.monotonic() - began)))
+
+
+def _is_same(logs: Logs, others: Logs) -> bool:
+    """Compare the logs as objects: a source gives the same one again if nothing was added."""
+    return len(logs) == len(others) and all(map(operator.is_, logs, others))
 
 
 def _give(content: RunContent, tracker: Tracker, schedule: WriteSchedule, say: Callable[[str], None]) -> bool:

@@ -10,13 +10,23 @@ from typing import NamedTuple
 
 from barnraise.core.sanitize import printable
 from barnraise.history.columns import unpack_column
-from barnraise.history.entries import TICKS_PER_S, Entry, GroupStart, OwnValues, StepBatch, ValueBatch
+from barnraise.history.entries import (
+    TICKS_PER_S,
+    Entry,
+    GroupStart,
+    LinkSample,
+    MachineSample,
+    OwnValues,
+    StepBatch,
+    ValueBatch,
+)
 from barnraise.history.merge import merge
 from barnraise.history.view import EventView, RunState
 from barnraise.history.view_builder import build_view
 
 _MOST_TEXT = 500
 GROUP = "run/group"  # the generation of the group, as a value
+_NUMBERS = StepBatch | ValueBatch | OwnValues | MachineSample | LinkSample
 _NOTED = frozenset(
     [
         "start",
@@ -77,7 +87,8 @@ def run_content(logs: Sequence[Sequence[Entry]], run: str) -> RunContent:
     """Return what the logs of a run say, merged."""
     merged = merge(logs)
     groups = [entry for entry in merged if isinstance(entry, GroupStart)]
-    view = build_view(merged, run=run)
+    # The events and the state need no numbers, which are most of the record.
+    view = build_view([entry for entry in merged if not isinstance(entry, _NUMBERS)], run=run)
     return RunContent(
         steps=list(_steps(logs, merged, groups)),
         notes=_notes(view.events),
