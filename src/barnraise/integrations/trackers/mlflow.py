@@ -1,11 +1,12 @@
 """Runs of MLflow in a database or at a server, which are also what a restarted feeder reads.
 
-The values of a step are in one request, `GROUP` last. The database of MLflow takes an equal value once, so
-that a request which is sent again changes nothing.
+All values of a step are in one request, which is one transaction. A request that is sent again changes
+nothing: the database takes an equal value once.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 
 from barnraise.core.config import load_settings, state_directory
 from barnraise.core.errors import RunError
+from barnraise.core.files import discard, replace
 from barnraise.integrations.trackers.folder import lock_folder
 from barnraise.integrations.trackers.parts import (
     PROJECT,
@@ -30,6 +32,7 @@ os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 try:
     from mlflow.entities import Metric, RunTag
     from mlflow.exceptions import MlflowException
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
     from mlflow.tracking import MlflowClient
     from mlflow.utils.validation import MAX_METRICS_PER_BATCH, MAX_PARAMS_TAGS_PER_BATCH
 except ImportError as error:
@@ -59,19 +62,14 @@ class MlflowTracker:
             folder, f"feeder-{run}.lock" if is_folder else f"{held}-{run}.lock", "mlflow"
         )
         artifacts = (folder / "artifacts").as_uri() if is_folder else None
-        uri = f"sqlite:///{(folder / 'mlflow.db').as_posix()}" if is_folder else place
-        self._run = run
-        try:
+        self._run, self._place = run, place
+        with _named_errors(place):
+            uri = _database(folder) if is_folder else place
             self._client = MlflowClient(tracking_uri=uri)
             self._experiment = self._find_experiment(artifacts)
             self._part = current_part(self._is_replaced)
             self._id = self._find_run(self._part)
             self.written = self._read()
-        except MlflowException as error:
-            raise RunError(
-                f"MLflow at {place} does not answer as expected: {error.message}",
-                hint="Look whether the address is right: --to mlflow=ADDRESS",
-            ) from error
 
     @property
     def name(self) -> str:
@@ -81,19 +79,20 @@ class MlflowTracker:
     def go_back(self, step: int) -> None:
         """Begin a new part, and say so at the one before."""
         text = replacement_text(step, part_name(self._run, self._part + 1))
-        self._client.set_tag(self._id, "mlflow.note.content", text)
-        self._client.set_tag(self._id, _REPLACED, str(step))
-        self._part += 1
-        self._id = self._find_run(self._part)
-        self.written = self._read()
+        with _named_errors(self._place):
+            self._client.set_tag(self._id, "mlflow.note.content", text)
+            self._client.set_tag(self._id, _REPLACED, str(step))
+            self._part += 1
+            self._id = self._find_run(self._part)
+            self.written = self._read()
 
     def write(self, steps: Sequence[StepValues]) -> None:
         """Write steps, in order."""
         self._begin(steps[0].at)
         for rows in _batches(steps):
             metrics = [metric for row in rows for metric in _metrics(row)]
-            for begin in range(0, len(metrics), MAX_METRICS_PER_BATCH):
-                self._client.log_batch(self._id, metrics=metrics[begin : begin + MAX_METRICS_PER_BATCH])
+            with _named_errors(self._place):
+                self._client.log_batch(self._id, metrics=metrics)
             for row in rows:
                 self.written.add(row.step, row.group, row.values)
 
@@ -107,13 +106,15 @@ class MlflowTracker:
                 text = note.text if note.step is None else f"step {note.step}: {note.text}"
                 tags.append(RunTag(f"{_EVENT}{len(self.written.notes):05d}.{note.key}", text))
                 self.written.notes.add(note.key)
-            self._client.log_batch(self._id, tags=tags)
+            with _named_errors(self._place):
+                self._client.log_batch(self._id, tags=tags)
 
     def end(self, content: RunContent) -> None:
         """Set the state and the time at which the run ended."""
         if self._id and content.ended_at is not None:
             status = _STATUS.get(content.state, "FINISHED")
-            self._client.set_terminated(self._id, status, int(content.ended_at * 1000))
+            with _named_errors(self._place):
+                self._client.set_terminated(self._id, status, int(content.ended_at * 1000))
 
     def close(self) -> None:
         """Let another feeder go on."""
@@ -128,8 +129,8 @@ class MlflowTracker:
     def _find_run(self, part: int) -> str:
         """Return the id of a part; empty if it has not begun."""
         wanted = f"tags.`{_PART}` = '{part_name(self._run, part)}'"
-        found = self._client.search_runs([self._experiment], wanted, order_by=["attributes.start_time"])
-        return str(found[0].info.run_id) if found else ""
+        runs = self._client.search_runs([self._experiment], wanted, order_by=["attributes.start_time"])
+        return str(runs[0].info.run_id) if runs else ""
 
     def _is_replaced(self, part: int) -> bool:
         run = self._find_run(part)
@@ -139,9 +140,10 @@ class MlflowTracker:
         """Make the run of MLflow, with the time of its first content."""
         if not self._id:
             name = part_name(self._run, self._part)
-            made = self._client.create_run(
-                self._experiment, start_time=int(at * 1000), tags={_PART: name}, run_name=name
-            )
+            with _named_errors(self._place):
+                made = self._client.create_run(
+                    self._experiment, start_time=int(at * 1000), tags={_PART: name}, run_name=name
+                )
             self._id = str(made.info.run_id)
 
     def _read(self) -> Written:
@@ -158,10 +160,40 @@ class MlflowTracker:
         return written
 
 
+def _database(folder: Path) -> str:
+    """Return the address of the database of a folder; make it if there is none.
+
+    A kill while MLflow makes the tables leaves a database that it cannot use. So the name comes last.
+    """
+    path, draft = folder / "mlflow.db", folder / "mlflow.db.new"
+    if not path.exists():
+        for left in folder.glob(f"{draft.name}*"):
+            discard(left)
+        store = SqlAlchemyStore(_address(draft), (folder / "artifacts").as_uri())
+        store.engine.dispose()
+        replace(draft, path)
+    return _address(path)
+
+
+def _address(path: Path) -> str:
+    return f"sqlite:///{path.as_posix()}"
+
+
+@contextlib.contextmanager
+def _named_errors(place: str) -> Iterator[None]:
+    """Raise RunError for what MLflow reports; its client has tried again by then."""
+    try:
+        yield
+    except MlflowException as error:
+        raise RunError(
+            f"MLflow at {place} does not do what was asked: {error.message}",
+            hint="Start the same `barnraise track` again: it goes on where it stopped.",
+        ) from error
+
+
 def _metrics(row: StepValues) -> list[Any]:
-    """Return the values of a step. The group is the last one: it says that the step is whole."""
-    names = sorted(row.values, key=lambda name: name == GROUP)
-    return [Metric(_key(name), row.values[name], int(row.at * 1000), row.step) for name in names]
+    at = int(row.at * 1000)
+    return [Metric(_key(name), value, at, row.step) for name, value in row.values.items()]
 
 
 def _key(name: str) -> str:
@@ -172,7 +204,7 @@ def _key(name: str) -> str:
 
 
 def _batches(steps: Sequence[StepValues]) -> Iterator[list[StepValues]]:
-    """Return groups of whole steps that fit into one request each."""
+    """Return groups of whole steps that fit into one request each; a step has far fewer values."""
     batch: list[StepValues] = []
     count = 0
     for row in steps:

@@ -59,9 +59,9 @@ class WandbTracker:
     """Parts of one run below a folder. ``written``: content of the part that counts."""
 
     def __init__(self, folder: Path, run: str) -> None:
-        self._folder, self._run = folder.absolute(), run
+        self._folder, self._run = folder.resolve(), run
         self._lock = lock_folder(self._folder, f"feeder-{run}.lock", "wandb")
-        _wait_for_service(self._folder)
+        _wait_for_service(self._folder, run)
         self._part = current_part(lambda part: _REPLACED in _config(self._records(part)))
         self._events: dict[str, str] = {}
         self.written = self._read()
@@ -108,20 +108,28 @@ class WandbTracker:
     def _running(self) -> Any:
         """Return the open run of wandb; begin a folder if there is none."""
         if self._open is None:
-            part = part_name(self._run, self._part)
-            count = sum(1 for _ in self._files(self._part))
-            self._open = wandb.init(
-                project=PROJECT,
-                dir=str(self._folder),
-                id=part,
-                name=part,
-                group=self._run,
-                resume="allow",
-                # All events: at a server, the configuration of a resumed run replaces the one before.
-                config={"run": self._run, **({_EVENTS: self._events} if self._events else {})},
-                settings=wandb.Settings(**_SETTINGS, x_sync_dir_suffix=str(count + 1)),
-            )
+            try:
+                self._open = self._begin(part_name(self._run, self._part), len(self._files(self._part)) + 1)
+            except wandb.Error as error:
+                raise RunError(
+                    f"wandb cannot begin a run in {self._folder}: {error}",
+                    hint="Start the same `barnraise track` again: it goes on where it stopped.",
+                ) from error
         return self._open
+
+    def _begin(self, part: str, number: int) -> Any:
+        """Begin the next folder of a part."""
+        return wandb.init(
+            project=PROJECT,
+            dir=str(self._folder),
+            id=part,
+            name=part,
+            group=self._run,
+            resume="allow",
+            # All events again, in case that an upload replaces the configuration of a resumed run.
+            config={"run": self._run, **({_EVENTS: self._events} if self._events else {})},
+            settings=wandb.Settings(**_SETTINGS, x_sync_dir_suffix=str(number)),
+        )
 
     def _finish(self, code: int) -> None:
         if self._open is not None:
@@ -181,22 +189,30 @@ def _inspect(path: Path) -> Iterator[Mapping[str, Any]]:
         yield msgspec.json.decode(line)
 
 
-def _wait_for_service(folder: Path) -> None:
-    """Wait until no service of a killed feeder has a file of the folder open."""
+def _wait_for_service(folder: Path, run: str) -> None:
+    """Wait until no service of a killed feeder has a file of the run open."""
     deadline = time.monotonic() + _SERVICE_END_S
-    while any(_has_open(process, folder) for process in psutil.process_iter(["name"])):
+    while writer := next(file_writers(folder, run), None):
         if time.monotonic() > deadline:
             raise RunError(
-                f"wandb's service of an earlier feeder still writes in {folder} after {_SERVICE_END_S:g} s",
-                hint="End the process wandb-core.",
+                f"the process {' '.join(writer)} of an earlier feeder still has a file of run {run} open",
+                hint="End this process.",
             )
         time.sleep(_POLL_S)
 
 
-def _has_open(process: psutil.Process, folder: Path) -> bool:
-    if not str(process.info["name"]).startswith("wandb-core"):
-        return False
-    try:
-        return any(Path(file.path).is_relative_to(folder) for file in process.open_files())
-    except psutil.Error:  # it has ended
-        return False
+def file_writers(folder: Path, run: str) -> Iterator[list[str]]:
+    """Return the id and the command of each process of wandb that may write a file of the run."""
+    for process in psutil.process_iter(["name"]):
+        if not str(process.info["name"]).startswith("wandb-core"):
+            continue
+        try:
+            # Readers do not count. Only Linux tells for what a file is open.
+            paths = [Path(file.path) for file in process.open_files() if getattr(file, "mode", "") != "r"]
+            words = [str(process.pid), *process.cmdline()]
+        except psutil.Error:  # it has ended
+            continue
+        # Runs have no dot in their names; parts of this run have.
+        names = [path.name for path in paths if path.suffix == ".wandb" and folder in path.parents]
+        if "leet" not in words and any(name.split(".")[0] == f"run-{run}" for name in names):
+            yield words

@@ -101,17 +101,6 @@ def test_names_that_mlflow_does_not_take_are_replaced(folder: Path) -> None:
     ]
 
 
-def test_steps_with_more_values_than_one_request_takes(folder: Path) -> None:
-    names = tuple(f"v{number}" for number in range(1500))
-    tracker = open_tracker(f"mlflow={folder}", "wide")
-    give(
-        tracker,
-        [entry for begin in range(0, 1500, 60) for entry in named(*names[begin : begin + 60])[begin and 2 :]],
-    )
-    tracker.close()
-    assert set(names) <= set(shown(folder, "wide"))
-
-
 def test_one_feeder_at_a_time(folder: Path) -> None:
     tracker = open_tracker(f"mlflow={folder}", "alone")
     with pytest.raises(RunError, match="another process feeds"):
