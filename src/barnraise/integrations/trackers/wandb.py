@@ -24,6 +24,8 @@ from barnraise.integrations.trackers.rows import GROUP, RunContent, RunNote, Ste
 from barnraise.integrations.trackers.schedule import Written
 
 os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+# A service of our own: one that others have started would keep the files open after this process was killed.
+os.environ.pop("WANDB_SERVICE", None)
 try:
     import wandb
     from wandb.util import get_core_path

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
+import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from barnraise.history.columns import pack_column, unpack_column
@@ -60,11 +62,12 @@ def give(tracker: Tracker, *logs: Sequence[Entry]) -> None:
         tracker.note(due.notes)
 
 
-def feed_with_kills(state: Path, target: str, longest_s: float) -> list[Entry]:
+def feed_with_kills(state: Path, target: str, longest_s: float, held: Callable[[], int]) -> list[Entry]:
     """Feed a tracker, and kill the command after each part of the record; return the whole record.
 
-    ``longest_s``: the latest moment of a kill. Every second one is counted from the first sentence of the
-    command, so that some kills hit the start and some the writing.
+    ``held``: tells how many steps the tracker holds. Before training goes back, it is to hold steps that will
+    not count. ``longest_s``: the latest moment of the other kills. Every second one is counted from the first
+    sentence of the command, so that some kills hit the start and some the writing.
     """
     writers = {
         node: RunLogWriter(log_path(state, RUN, node), LogHead(RUN, node, "agent", bytes(16), 1.0))
@@ -79,6 +82,7 @@ def feed_with_kills(state: Path, target: str, longest_s: float) -> list[Entry]:
         writers[DESK].append(events if start == 0 else [])
         writers[DESK if start < len(numbers) // 2 else MAC].append(numbers[start : start + 80])
         _kill(state, target, noise.uniform(0, longest_s), is_begun=start % 160 == 0)
+    _kill(state, target, 0, is_begun=True, until=lambda: held() > BACK_TO + 10)
     back = [GroupStart(START + 9000, 9, BACK_TO, (MAC,), "checkpoint"), *steps(9, BACK_TO, 90)]
     writers[MAC].append(back)
     for is_begun in (True, False, True):
@@ -89,7 +93,9 @@ def feed_with_kills(state: Path, target: str, longest_s: float) -> list[Entry]:
     return [*entries, *back, *end]
 
 
-def _kill(state: Path, target: str, after_s: float, *, is_begun: bool) -> None:
+def _kill(
+    state: Path, target: str, after_s: float, *, is_begun: bool, until: Callable[[], bool] = lambda: True
+) -> None:
     """Start the command and kill it after some seconds, counted from its first sentence or its start."""
     feeder = subprocess.Popen(
         _command(target), env=_environment(state), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
@@ -97,9 +103,25 @@ def _kill(state: Path, target: str, after_s: float, *, is_begun: bool) -> None:
     assert feeder.stdout is not None
     begin = feeder.stdout.readline() if is_begun else b""
     time.sleep(after_s)
+    deadline = time.monotonic() + _MOST_S
+    while not until():
+        assert time.monotonic() < deadline, "the tracker does not get the steps"
+        assert feeder.poll() is None, feeder.communicate()[0].decode()
+        time.sleep(0.2)
     feeder.kill()
     output = begin + feeder.communicate(timeout=_MOST_S)[0]
     assert feeder.returncode == -9, output.decode()
+
+
+def rows(database: Path, query: str) -> int:
+    """Return the number that a query gives; 0 if there is no such table yet."""
+    if not database.exists():
+        return 0
+    with contextlib.closing(sqlite3.connect(database, timeout=30)) as connection:
+        try:
+            return int(connection.execute(query).fetchone()[0])
+        except sqlite3.OperationalError:
+            return 0
 
 
 def _command(target: str) -> list[str]:

@@ -18,6 +18,7 @@ from tests.unit.integrations.trackers.killed_feeder import (
     give,
     named,
     recorded,
+    rows,
 )
 from tests.unit.integrations.trackers.test_schedule import group, steps
 
@@ -112,7 +113,11 @@ def test_one_feeder_at_a_time(folder: Path) -> None:
 @pytest.mark.slow
 def test_feeder_that_is_killed_writes_each_step_once(tmp_path: Path) -> None:
     board = tmp_path / "board"
-    entries = feed_with_kills(tmp_path / "state", f"mlflow={board}", 2.0)
+
+    def held() -> int:
+        return rows(board / "mlflow.db", "SELECT COUNT(*) FROM metrics WHERE key = 'loss'")
+
+    entries = feed_with_kills(tmp_path / "state", f"mlflow={board}", 2.0, held)
     curves, expected = shown(board, f"{RUN}.2"), recorded([entries])
     assert {name: curves[name] for name in expected} == expected
     replaced = shown(board, RUN)["loss"]

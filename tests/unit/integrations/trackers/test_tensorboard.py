@@ -86,7 +86,11 @@ def test_one_feeder_at_a_time(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_feeder_that_is_killed_writes_each_step_once(tmp_path: Path) -> None:
     board = tmp_path / "board"
-    entries = feed_with_kills(tmp_path / "state", f"tensorboard={board}", 1.0)
+
+    def held() -> int:
+        return len(shown(board / RUN).get("loss", ()))
+
+    entries = feed_with_kills(tmp_path / "state", f"tensorboard={board}", 1.0, held)
     curves, expected = shown(board / RUN), recorded([entries])
     assert {name: curves[name] for name in expected} == expected
     assert len(texts(board / RUN)) == len(set(texts(board / RUN))) > 5

@@ -23,6 +23,7 @@ from tests.unit.integrations.trackers.killed_feeder import (
     give,
     named,
     recorded,
+    rows,
 )
 from tests.unit.integrations.trackers.test_schedule import group, steps
 
@@ -104,7 +105,11 @@ def test_one_feeder_at_a_time(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_feeder_that_is_killed_writes_each_step_once(tmp_path: Path) -> None:
     board = tmp_path / "board"
-    entries = feed_with_kills(tmp_path / "state", f"trackio={board}", 1.5)
+
+    def held() -> int:
+        return rows(board / "barnraise.db", "SELECT COUNT(*) FROM metrics")
+
+    entries = feed_with_kills(tmp_path / "state", f"trackio={board}", 1.5, held)
     expected = recorded([entries])
     assert shown(board, f"{RUN}.2", *expected) == expected
     replaced = shown(board, RUN, "loss")["loss"]

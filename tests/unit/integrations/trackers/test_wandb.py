@@ -119,6 +119,7 @@ def test_service_that_still_writes_is_found(tmp_path: Path) -> None:
     assert "wandb-core" in words[1]
     assert list(file_writers(tmp_path, "ope")) == []
     tracker.close()
+    open_tracker(f"wandb={tmp_path}", "open").close()  # it waits until the service has closed the file
     assert list(file_writers(tmp_path, "open")) == []
 
 
@@ -126,7 +127,11 @@ def test_service_that_still_writes_is_found(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_feeder_that_is_killed_writes_each_step_once(tmp_path: Path) -> None:
     board = tmp_path / "board"
-    entries = feed_with_kills(tmp_path / "state", f"wandb={board}", 2.0)
+
+    def held() -> int:
+        return len(shown(board, RUN).get("loss", ()))
+
+    entries = feed_with_kills(tmp_path / "state", f"wandb={board}", 2.0, held)
     curves, expected = shown(board, f"{RUN}.2"), recorded([entries])
     assert {name: curves[name] for name in expected} == expected
     replaced = shown(board, RUN)["loss"]
