@@ -164,7 +164,7 @@ TABLE = (
     Row("gate", "unit/agent/test_artifact_service.py"),
     Row("gate", "unit/agent/test_model_files.py"),
     Row("gate", "unit/agent/supervisor/*"),
-    Row("deep", "unit/integrations/trackers/test_tensorboard.py", "test_feeder_that_is_killed_*"),
+    Row("deep", "unit/integrations/trackers/*", "test_feeder_that_is_killed_*"),
     Row("fast", "unit/integrations/trackers/test_schedule.py"),
     Row("gate", "unit/integrations/*"),
     Row("gate", "unit/worker/*"),

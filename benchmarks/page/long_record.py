@@ -41,7 +41,7 @@ def measure_day(machines: int, updates: int, steps: int = STEPS) -> dict[str, fl
                 return HistoryListResponse(tuple(kept))
             return HistoryPartResponse(*read_part(logs[request.node], request.identity, request.offset))
 
-        reader, parts = RecordReader(RUN), RunParts("/page")
+        reader, parts = RecordReader(RUN, RunHistory(RUN)), RunParts("/page")
         begin = time.process_time()
         read_all(reader.update(), ask)
         view = reader.history.view(START + steps)

@@ -7,6 +7,8 @@ import subprocess
 import tomllib
 from typing import Any
 
+import pytest
+
 from barnraise import __version__
 from barnraise.core import installation
 from tests.arch.source_tree import ROOT
@@ -29,8 +31,9 @@ def test_checks_pin_torch_in_tested_range() -> None:
     assert installation.is_tested(pin.removeprefix("torch=="))
 
 
-def test_every_requirement_of_the_checks_is_exact() -> None:
-    lines = (ROOT / ".ci" / "requirements.txt").read_text(encoding="utf-8").splitlines()
+@pytest.mark.parametrize("name", ["requirements.txt", "trackers.txt"])
+def test_every_requirement_of_the_checks_is_exact(name: str) -> None:
+    lines = (ROOT / ".ci" / name).read_text(encoding="utf-8").splitlines()
     needs = [line for line in lines if line and not line.startswith("#")]
     assert [need for need in needs if need.count("==") != 1] == []
 
@@ -56,6 +59,7 @@ _OTHER_DISTRIBUTIONS = {
     "ipython",
     "lightning-fabric",
     "lm_eval",
+    "mlflow",
     "numpy",
     "nvidia-ml-py",
     "only_on_the_mac",
@@ -67,9 +71,11 @@ _OTHER_DISTRIBUTIONS = {
     "peft",
     "torch",
     "torchft",
+    "trackio",
     "transformers",
     "trl",
     "uv",
+    "wandb",
 }
 
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from barnraise.agent_client.client import ListenerClient
 from barnraise.agent_client.cluster_requests import AgentResponse, decode_response, encode
-from barnraise.agent_client.history.record_reader import ReaderRequest, RecordReader, read_all
+from barnraise.agent_client.history.record_reader import ReaderRequest, RecordReader, Store, read_all
 from barnraise.agent_client.history.requests import (
     HistoryListRequest,
     HistoryListResponse,
@@ -19,13 +19,12 @@ from barnraise.agent_client.history.requests import (
     KeptLog,
 )
 from barnraise.core.config import load_settings, state_directory
-from barnraise.core.errors import BarnraiseError, ListenerError, ProtocolError, RunError
+from barnraise.core.errors import ListenerError, ProtocolError, RunError
 from barnraise.core.names import NamedItem, match_name
 from barnraise.core.sanitize import printable
-from barnraise.history.entries import Entry
 from barnraise.history.log_file import RecordPart, history_directory, logs_of, read_part
-from barnraise.history.log_format import decode_frames
 from barnraise.history.view import RunView
+from barnraise.history.view_builder import RunHistory
 
 _ANSWER_S = 20.0
 _log = logging.getLogger(__name__)
@@ -38,7 +37,7 @@ class HistorySource:
 
     def __init__(self) -> None:
         self._state = state_directory(load_settings())
-        self._readers: dict[str, RecordReader] = {}
+        self._readers: dict[str, RecordReader[RunHistory]] = {}
         try:
             self._client: ListenerClient | None = ListenerClient.connect(self._state)
         except ListenerError:
@@ -62,33 +61,23 @@ class HistorySource:
             raise RunError(match.problem, hint=match.hint)
         return match.value
 
-    def logs(self, run: str) -> list[tuple[Entry, ...]]:
-        """Return the entries of each log of a run."""
-        logs, problems = [], []
-        for log in self.runs().get(run, ()):
-            try:
-                logs.append(decode_frames(self._read(run, log.node)).entries)
-            except BarnraiseError as error:
-                problems.append(error)
-        for problem in problems:
-            _log.warning("a log of run %s is left out: %s", run, printable(problem.message))
-        if not logs:
-            raise problems[0] if problems else RunError(f"there is no record of run {run}")
-        return logs
-
     def newest(self) -> str:
         """Return the name of the run whose record changed last; raise RunError if there is none."""
         return next(iter(self.runs()), "") or self.find("")
 
     def view(self, run: str) -> RunView:
         """Return what is shown of a run; a later look reads only what is new."""
-        reader = self._readers.setdefault(run, RecordReader(run))
+        reader = self._readers.setdefault(run, RecordReader(run, RunHistory(run)))
+        self.read(reader)
+        return reader.history.view_until_end(time.time())
+
+    def read(self, reader: RecordReader[Store]) -> None:
+        """Read what is new of a run; raise RunError if there is no record of it."""
         read_all(reader.update(), self._answer)
         if reader.problem is not None:
-            _log.warning("a log of run %s is left out: %s", run, printable(reader.problem.message))
+            _log.warning("a log of run %s is left out: %s", reader.run, printable(reader.problem.message))
         if reader.history.is_empty:
-            raise reader.problem or RunError(f"there is no record of run {run}")
-        return reader.history.view_until_end(time.time())
+            raise reader.problem or RunError(f"there is no record of run {reader.run}")
 
     def _list(self) -> list[KeptLog]:
         logs: list[KeptLog] = []
@@ -97,16 +86,6 @@ class HistorySource:
             logs.extend(response.logs)
             if not response.has_more or not response.logs:
                 return logs
-
-    def _read(self, run: str, node: bytes) -> bytes:
-        """Return all whole frames of a log; start again if it is replaced meanwhile."""
-        data, identity = b"", b""
-        while True:
-            part = self._part(run, node, identity, len(data))
-            data = part.data if part.offset == 0 else data + part.data
-            identity = part.identity
-            if len(data) >= part.size or not part.data:
-                return data
 
     def _answer(self, request: ReaderRequest) -> AgentResponse:
         if isinstance(request, HistoryPartRequest):

@@ -19,6 +19,7 @@ from barnraise.agent_client.history.requests import (
 )
 from barnraise.core.errors import BarnraiseError
 from barnraise.history.view import RunView
+from barnraise.history.view_builder import RunHistory
 
 MOST_RUNS = 8  # whose entries stay in memory
 _VIEW_S = 5.0  # a view without new entries stays so long
@@ -36,7 +37,7 @@ class RecordAsker(Protocol):
 
 @dataclass
 class _ReadRun:
-    reader: RecordReader
+    reader: RecordReader[RunHistory]
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     view: RunView | None = None
     built_at: float = float("-inf")
@@ -64,7 +65,7 @@ class RunRecords:
 
     async def view(self, run: str) -> RunView | None:
         """Return the state of a run by its record; None if there is no record."""
-        read = self._runs.pop(run, None) or _ReadRun(RecordReader(run))
+        read = self._runs.pop(run, None) or _ReadRun(RecordReader(run, RunHistory(run)))
         self._runs[run] = read  # the newest use is last
         while len(self._runs) > MOST_RUNS:
             del self._runs[next(iter(self._runs))]
@@ -81,7 +82,7 @@ class RunRecords:
                 read.built_at = loop_now
             return read.view
 
-    async def _update(self, reader: RecordReader) -> None:
+    async def _update(self, reader: RecordReader[RunHistory]) -> None:
         """Read what is new; entries are decoded in a thread."""
         reading = reader.update()
         request = await asyncio.to_thread(next_request, reading, None)

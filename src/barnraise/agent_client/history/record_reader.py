@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 from barnraise.agent_client.cluster_requests import AgentResponse
 from barnraise.agent_client.history.requests import (
@@ -14,15 +15,57 @@ from barnraise.agent_client.history.requests import (
     KeptLog,
 )
 from barnraise.core.errors import BarnraiseError, ProtocolError
-from barnraise.history.entries import MOST_MACHINES
+from barnraise.history.entries import MOST_MACHINES, Entry
 from barnraise.history.log_format import decode_frames
-from barnraise.history.view_builder import RunHistory
 
 MAX_LOG = 16 << 20  # of one machine
 _MOST_PARTS = 256  # of one log in one update
 
 ReaderRequest = HistoryListRequest | HistoryPartRequest
 Reading = Generator[ReaderRequest, AgentResponse, None]
+
+
+class EntryStore(Protocol):
+    """Store of the entries of one run's logs."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Return True if there is no entry."""
+
+    def add(self, node: bytes, entries: Sequence[Entry]) -> None:
+        """Add entries that follow in the log of a machine."""
+
+    def forget(self, node: bytes) -> None:
+        """Drop the log of a machine, because it was replaced."""
+
+
+class EntryLists:
+    """Entries as they were written, by machine."""
+
+    def __init__(self) -> None:
+        self._logs: dict[bytes, list[Entry]] = {}
+
+    @property
+    def is_empty(self) -> bool:
+        """Return True if there is no entry."""
+        return not self._logs
+
+    @property
+    def logs(self) -> list[list[Entry]]:
+        """Return the entries of each log."""
+        return list(self._logs.values())
+
+    def add(self, node: bytes, entries: Sequence[Entry]) -> None:
+        """Add entries that follow in the log of a machine."""
+        if entries:
+            self._logs.setdefault(node, []).extend(entries)
+
+    def forget(self, node: bytes) -> None:
+        """Drop the log of a machine, because it was replaced."""
+        self._logs.pop(node, None)
+
+
+Store = TypeVar("Store", bound=EntryStore)
 
 
 @dataclass
@@ -34,25 +77,25 @@ class _ReadLog:
     size: int = -1
 
 
-class RecordReader:
-    """Record of one run. A log is read as far as it can be. ``problem``: why one was not read further.
+class RecordReader(Generic[Store]):
+    """Record of one run, read into a store. A log is read as far as it can be.
 
-    ``has_news``: whether the last update brought something.
+    ``problem``: why one was not read further. ``has_news``: whether the last update brought something.
     """
 
-    def __init__(self, run: str) -> None:
-        self.history = RunHistory(run)
+    def __init__(self, run: str, history: Store) -> None:
+        self.run, self.history = run, history
         self.problem: BarnraiseError | None = None
         self.has_news = False
         self._logs: dict[bytes, _ReadLog] = {}
 
     def update(self) -> Reading:
         """Yield requests, and take the response or the error of each; see `next_request`."""
-        listed = yield HistoryListRequest(run=self.history.run)
+        listed = yield HistoryListRequest(run=self.run)
         if not isinstance(listed, HistoryListResponse):
             raise ProtocolError(f"the agent answered {type(listed).__name__} to a request for records")
         self.problem, self.has_news = None, False
-        for kept in [kept for kept in listed.logs if kept.run == self.history.run][:MOST_MACHINES]:
+        for kept in [kept for kept in listed.logs if kept.run == self.run][:MOST_MACHINES]:
             log = self._logs.setdefault(kept.node, _ReadLog())
             if log.size != kept.size:
                 try:

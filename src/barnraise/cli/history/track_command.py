@@ -15,24 +15,30 @@ from barnraise.cli.completion import complete_runs
     metavar="TRACKER=PLACE",
     multiple=True,
     required=True,
-    help="A tracker, such as tensorboard=FOLDER.",
+    help="A tracker: tensorboard=FOLDER, wandb=FOLDER, trackio=FOLDER or mlflow=ADDRESS.",
 )
 def track_command(run: str | None, targets: tuple[str, ...]) -> int:
     """Give the steps of RUN (default: the newest) to trackers until it ends, each exactly once.
 
     You can stop the command and start it again: it goes on where it stopped.
     """
+    from barnraise.agent_client.history.record_reader import EntryLists, RecordReader
     from barnraise.core.sanitize import printable
     from barnraise.display.source import HistorySource
-    from barnraise.integrations.trackers.feeder import feed, open_tracker
+    from barnraise.integrations.trackers.feeder import Logs, feed, open_tracker
 
     source = HistorySource()
     name = source.find(run) if run is not None else source.newest()
     trackers = [open_tracker(target, name) for target in targets]
     click.echo(f"the steps of run {printable(name)} go to {', '.join(targets)}; Ctrl-C stops this")
+    reader = RecordReader(name, EntryLists())
+
+    def read() -> Logs:
+        HistorySource().read(reader)  # a source of its own: the agent may have been restarted
+        return reader.history.logs
+
     try:
-        # A source of its own each time: the agent may have been restarted.
-        feed(name, trackers, lambda: HistorySource().logs(name), lambda text: click.echo(printable(text)))
+        feed(name, trackers, read, lambda text: click.echo(printable(text)))
     finally:
         for tracker in trackers:
             tracker.close()

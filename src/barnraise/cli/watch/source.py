@@ -20,6 +20,7 @@ from barnraise.cli.watch.snapshot import Snapshot
 from barnraise.core.errors import RunError
 from barnraise.display.row_view import run_state, view_of_row
 from barnraise.history.view import RunView
+from barnraise.history.view_builder import RunHistory
 
 _STATUS_S = 5.0  # between two looks at the cluster
 
@@ -29,7 +30,7 @@ class RunSource:
 
     def __init__(self, run: str) -> None:
         self.run = run
-        self._record: RecordReader | None = None
+        self._record: RecordReader[RunHistory] | None = None
         self._status: StatusResponse | None = None
         self._status_at = float("-inf")
 
@@ -39,7 +40,7 @@ class RunSource:
         if response is not None:
             self.run = response.row.run
         if self._record is None:
-            self._record = RecordReader(self.run)
+            self._record = RecordReader(self.run, RunHistory(self.run))
         read_all(self._record.update(), _ask)
         now = time.monotonic()
         if now - self._status_at >= _STATUS_S:
@@ -58,7 +59,7 @@ class RunSource:
             return ask(WatchRequest(run=self.run, wait_s=0.0), WatchResponse, offer_start=False)
         except RunError:
             if self._record is None:
-                self._record = RecordReader(self.run)
+                self._record = RecordReader(self.run, RunHistory(self.run))
                 read_all(self._record.update(), _ask)
                 if self._record.history.is_empty:
                     raise

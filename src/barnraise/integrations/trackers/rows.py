@@ -10,12 +10,23 @@ from typing import NamedTuple
 
 from barnraise.core.sanitize import printable
 from barnraise.history.columns import unpack_column
-from barnraise.history.entries import TICKS_PER_S, Entry, GroupStart, OwnValues, StepBatch, ValueBatch
+from barnraise.history.entries import (
+    TICKS_PER_S,
+    Entry,
+    GroupStart,
+    LinkSample,
+    MachineSample,
+    OwnValues,
+    StepBatch,
+    ValueBatch,
+)
 from barnraise.history.merge import merge
-from barnraise.history.view import EventView
+from barnraise.history.view import EventView, RunState
 from barnraise.history.view_builder import build_view
 
 _MOST_TEXT = 500
+GROUP = "run/group"  # the generation of the group, as a value
+_NUMBERS = StepBatch | ValueBatch | OwnValues | MachineSample | LinkSample
 _NOTED = frozenset(
     [
         "start",
@@ -64,6 +75,7 @@ class RunContent(NamedTuple):
     notes: Sequence[RunNote]
     start: int | None
     ended_at: float | None
+    state: RunState
 
     @property
     def has_ended(self) -> bool:
@@ -75,12 +87,14 @@ def run_content(logs: Sequence[Sequence[Entry]], run: str) -> RunContent:
     """Return what the logs of a run say, merged."""
     merged = merge(logs)
     groups = [entry for entry in merged if isinstance(entry, GroupStart)]
-    view = build_view(merged, run=run)
+    # The events and the state need no numbers, which are most of the record.
+    view = build_view([entry for entry in merged if not isinstance(entry, _NUMBERS)], run=run)
     return RunContent(
         steps=list(_steps(logs, merged, groups)),
         notes=_notes(view.events),
         start=min((group.step for group in groups), default=None),
         ended_at=view.ended_at,
+        state=view.state,
     )
 
 
@@ -98,7 +112,7 @@ def _steps(
             at += seconds if row else 0.0
             first = batch.first + row * batch.stride
             own = values.get(first, {})
-            speed = {"run/step_s": seconds / batch.stride, "run/group": float(group)}
+            speed = {"run/step_s": seconds / batch.stride, GROUP: float(group)}
             if seconds:
                 speed["run/samples_per_s"] = samples / seconds
             # The means of a step come with the next commit: the two newest steps may get some.

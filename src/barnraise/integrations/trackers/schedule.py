@@ -104,12 +104,15 @@ class WriteSchedule:
 
     def _late(self, content: RunContent, written: Written) -> list[str]:
         """Return a sentence for each value that differs from what was written."""
-        late = []
+        late: list[str] = []
+        oldest = min(written.values, default=written.next)
         for row in content.steps:
-            if row.first != row.step or written.next is None or row.step >= written.next:
+            if row.first != row.step or oldest is None or written.next is None:
+                continue
+            if not oldest <= row.step < written.next:
                 continue
             known = written.values.get(row.step)
-            if known is None and row.step >= min(written.values, default=row.step + 1):
+            if known is None:
                 late += self._name(row.step, "", f"step {row.step} arrived too late")
             for name, value in _own(row.values) if known is not None else ():
                 if known is not None and _differs(known.get(name), value):

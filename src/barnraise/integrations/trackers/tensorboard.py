@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from barnraise.core.errors import RunError
-from barnraise.core.file_lock import FileLock
 from barnraise.core.files import sync
-from barnraise.integrations.trackers.rows import RunNote, StepValues
+from barnraise.integrations.trackers.folder import lock_folder
+from barnraise.integrations.trackers.rows import GROUP, RunContent, RunNote, StepValues
 from barnraise.integrations.trackers.schedule import Written
 
 _PREFIX = "events.out.tfevents."
 _NOTES = "events"
-_GROUP = "run/group"
 _NOTE_TAG = "event"
 
 try:
@@ -42,18 +41,8 @@ class TensorBoardTracker:
     def __init__(self, folder: Path, run: str) -> None:
         self.written = Written()
         steps, notes = folder / run, folder / run / _NOTES
-        try:
-            notes.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise RunError(
-                f"the folder {notes} of the tracker cannot be made: {error.strerror}",
-                hint="Name a folder that you may write: --to tensorboard=FOLDER",
-            ) from error
-        self._lock = FileLock(steps / "barnraise.lock")
-        if not self._lock.try_acquire():
-            raise RunError(
-                f"another process feeds the event files in {steps}", hint="Stop the other `barnraise track`."
-            )
+        self._lock = lock_folder(steps, "barnraise.lock", "tensorboard")
+        notes.mkdir(exist_ok=True)
         for event in _events(steps):
             self._read(event)
         self.written.notes.update(
@@ -92,6 +81,9 @@ class TensorBoardTracker:
             self.written.notes.add(note.key)
         self._note_file.flush()
 
+    def end(self, content: RunContent) -> None:
+        """Do nothing: event files have no end."""
+
     def close(self) -> None:
         """Close the files and let another feeder go on."""
         self._steps.close()
@@ -109,7 +101,7 @@ class TensorBoardTracker:
             self.written.go_back(event.step)
         elif event.HasField("summary"):
             values = {value.tag: value.simple_value for value in event.summary.value}
-            self.written.add(event.step, int(values.get(_GROUP, 0)), values)
+            self.written.add(event.step, int(values.get(GROUP, 0)), values)
 
 
 class _EventFile:

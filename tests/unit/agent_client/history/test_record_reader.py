@@ -19,6 +19,7 @@ from barnraise.agent_client.history.requests import (
 from barnraise.core.errors import AgentError, ProtocolError
 from barnraise.history.entries import NoteEntry
 from barnraise.history.log_format import encode_frames
+from barnraise.history.view_builder import RunHistory
 from benchmarks.invented_run import DESK, MAC, RUN, START, example_run
 
 Answer = Callable[[ReaderRequest], AgentResponse]
@@ -42,12 +43,12 @@ class Keeper:
         return HistoryPartResponse(identity, start, data[start:], len(data))
 
 
-def _read(reader: RecordReader, answer: Answer) -> None:
+def _read(reader: RecordReader[RunHistory], answer: Answer) -> None:
     read_all(reader.update(), answer)
 
 
 def test_log_that_has_not_grown_is_not_asked_for() -> None:
-    keeper, reader = Keeper(), RecordReader(RUN)
+    keeper, reader = Keeper(), RecordReader(RUN, RunHistory(RUN))
     keeper.logs[DESK] = b"1" * 16, encode_frames(example_run(20))
     _read(reader, keeper.answer)
     assert (keeper.parts, reader.has_news, reader.history.view().step) == (1, True, 20)
@@ -61,7 +62,7 @@ def test_log_that_has_not_grown_is_not_asked_for() -> None:
 
 
 def test_damaged_log_is_read_as_far_as_it_can_be_beside_others() -> None:
-    keeper, reader = Keeper(), RecordReader(RUN)
+    keeper, reader = Keeper(), RecordReader(RUN, RunHistory(RUN))
     keeper.logs[DESK] = b"1" * 16, encode_frames(example_run(20))
     keeper.logs[MAC] = b"2" * 16, _frame(b"\xc1")
     _read(reader, keeper.answer)
@@ -70,7 +71,7 @@ def test_damaged_log_is_read_as_far_as_it_can_be_beside_others() -> None:
 
 
 def test_machine_that_always_sends_another_log_does_not_keep_the_reader() -> None:
-    keeper, reader = Keeper(), RecordReader(RUN)
+    keeper, reader = Keeper(), RecordReader(RUN, RunHistory(RUN))
     keeper.logs[DESK] = b"1" * 16, encode_frames(example_run(5))
 
     def answer(request: ReaderRequest) -> AgentResponse:
@@ -84,7 +85,7 @@ def test_machine_that_always_sends_another_log_does_not_keep_the_reader() -> Non
 
 
 def test_part_that_was_not_asked_for_is_a_problem() -> None:
-    keeper, reader = Keeper(), RecordReader(RUN)
+    keeper, reader = Keeper(), RecordReader(RUN, RunHistory(RUN))
     keeper.logs[DESK] = b"1" * 16, encode_frames(example_run(5))
 
     def answer(request: ReaderRequest) -> AgentResponse:
@@ -102,7 +103,7 @@ def test_agent_that_does_not_answer_is_an_error() -> None:
         raise AgentError("no agent runs on this machine")
 
     with pytest.raises(AgentError):
-        _read(RecordReader(RUN), answer)
+        _read(RecordReader(RUN, RunHistory(RUN)), answer)
 
 
 def _frame(body: bytes) -> bytes:
