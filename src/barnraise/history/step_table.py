@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import NamedTuple
 
 from barnraise.history.entries import PHASES, TICKS_PER_S, GroupStart, PlanAdopted, StepBatch
 from barnraise.history.view import PhaseView, RatePoint
@@ -12,11 +13,42 @@ RECENT_STEPS = 100
 MOST_RATES = 500
 
 
+class Pace(NamedTuple):
+    """Means of some steps. ``phases_s``: seconds of each of PHASES, or none if they are unknown."""
+
+    steps: int
+    step_s: float
+    samples_per_s: float
+    phases_s: tuple[float, ...]
+
+
+class _Row(NamedTuple):
+    """Row of a batch: ``stride`` steps from ``step`` on."""
+
+    batch: StepBatch
+    place: int
+    step: int
+
+    @property
+    def ticks(self) -> int:
+        return self.batch.ticks[self.place]
+
+    @property
+    def samples(self) -> int:
+        return self.batch.samples[self.place]
+
+
 class StepTable:
     """Steps of a merged history, in order."""
 
     def __init__(self, batches: Sequence[StepBatch]) -> None:
         self._batches = batches
+        # First steps of groups: their rows also have the time of the change of machines before them.
+        self._changes = tuple(
+            batch.first
+            for before, batch in zip((None, *batches), batches, strict=False)
+            if before is None or before.generation != batch.generation
+        )
         self.samples = sum(sum(batch.samples) for batch in batches)
         self.first = batches[0].first if batches else 0
         self.end = max((batch.end for batch in batches), default=0)
@@ -28,38 +60,38 @@ class StepTable:
         held = sum(batch.end - batch.first for batch in self._batches)
         return max(0, self.end - self.first - held)
 
-    def step_s(self, first: int = 0, end: int | None = None, newest: int | None = None) -> float | None:
-        """Return the median seconds of the steps in a range, of the ``newest`` ones only if given."""
-        rows = [(ticks / stride, stride) for _, ticks, _, stride in self._rows(first, end)]
-        rows = rows[-newest:] if newest else rows
-        return statistics.median(ticks for ticks, _ in rows) / TICKS_PER_S if rows else None
+    def recent(self, plan: PlanAdopted | None) -> Pace | None:
+        """Return the means of the newest steps: at most 100, of the present group under the newest plan.
 
-    def recent_rates(self) -> tuple[float | None, float | None]:
-        """Return the steps and the samples per second of the newest steps."""
-        rows = list(self._rows(self.end - RECENT_STEPS, None))[1:] or list(self._rows(self.first, None))
-        seconds = sum(row[1] for row in rows) / TICKS_PER_S
-        if not seconds:
-            return None, None
-        return sum(row[3] for row in rows) / seconds, sum(row[2] for row in rows) / seconds
+        Where no such step is known yet, those before count.
+        """
+        oldest = self.end - RECENT_STEPS
+        first = max([oldest, *self._changes[-1:], *([plan.step] if plan is not None else [])])
+        for start in (first, oldest, self.first):
+            if (pace := self._mean(start, None)) is not None:
+                return pace
+        return _mean_of(list(self._rows(self.first, None)))
+
+    def pace(self, first: int, end: int | None) -> Pace | None:
+        """Return the means of the steps in a range, as far as one group trained them; or None."""
+        later = [change for change in self._changes if change > first]
+        return self._mean(first, min([*later, *([end] if end is not None else [])], default=None))
+
+    def _mean(self, first: int, end: int | None) -> Pace | None:
+        return _mean_of([row for row in self._rows(first, end) if row.step not in self._changes])
 
     def phases(self, plan: PlanAdopted | None) -> tuple[PhaseView, ...]:
         """Return the mean seconds of each phase of the newest steps, beside the plan's prediction."""
-        sums, steps = [0] * len(PHASES), 0
-        for batch in reversed(self._batches):
-            if steps >= RECENT_STEPS:
-                break
-            if len(batch.phases) == len(PHASES):
-                rows = -(-(RECENT_STEPS - steps) // batch.stride)
-                sums = [total + sum(col[-rows:]) for total, col in zip(sums, batch.phases, strict=True)]
-                steps += min(rows, len(batch.ticks)) * batch.stride
-        predicted = plan.phases_s if plan is not None and len(plan.phases_s) == len(PHASES) else None
-        if not steps and predicted is None:
+        pace = self.recent(plan)
+        measured = pace.phases_s if pace is not None else ()
+        predicted = plan.phases_s if plan is not None and len(plan.phases_s) == len(PHASES) else ()
+        if not measured and not predicted:
             return ()
         return tuple(
             PhaseView(
                 name=name,
-                measured_s=sums[index] / steps / TICKS_PER_S if steps else None,
-                predicted_s=predicted[index] if predicted is not None else None,
+                measured_s=measured[index] if measured else None,
+                predicted_s=(predicted[index] or None) if predicted else None,  # 0: no plan predicts it
             )
             for index, name in enumerate(PHASES)
         )
@@ -78,41 +110,59 @@ class StepTable:
                 totals["unknown"] += whole
         return {name: ticks / TICKS_PER_S for name, ticks in totals.items() if ticks}
 
+    def samples_between(self, start: float, end: float) -> int:
+        """Return the samples of the steps that were committed in a time."""
+        return sum(samples for at, samples in self._commits if start < at <= end)
+
     def rates(self, groups: Sequence[GroupStart]) -> tuple[RatePoint, ...]:
         """Return the speed over the steps, in at most 500 points, with the machines that trained."""
         rows = list(self._rows(self.first, None))
         width = max(1, -(-len(rows) // MOST_RATES))
-        times = self._times()
         points = []
         for start in range(0, len(rows), width):
             part = rows[start : start + width]
-            seconds = sum(row[1] for row in part) / TICKS_PER_S
+            seconds = sum(row.ticks for row in part) / TICKS_PER_S
             if seconds:
-                step = part[0][0]
-                machines = _machines_at(groups, step)
-                steps, samples = sum(row[3] for row in part), sum(row[2] for row in part)
-                points.append(RatePoint(step, times[start], steps / seconds, samples / seconds, machines))
+                machines = _machines_at(groups, part[0].step)
+                steps, samples = sum(row.batch.stride for row in part), sum(row.samples for row in part)
+                at = self._commits[start][0]
+                points.append(RatePoint(part[0].step, at, steps / seconds, samples / seconds, machines))
         return tuple(points)
 
-    def _rows(self, first: int, end: int | None) -> Iterator[tuple[int, int, int, int]]:
-        """Yield step, ticks, samples and stride of each row in a range."""
+    def _rows(self, first: int, end: int | None) -> Iterator[_Row]:
+        """Yield each row that has steps in a range."""
         for batch in self._batches:
             if batch.end <= first or (end is not None and batch.first >= end):
                 continue
-            for row, (ticks, samples) in enumerate(zip(batch.ticks, batch.samples, strict=False)):
-                step = batch.first + row * batch.stride
-                if step >= first and (end is None or step < end):
-                    yield step, ticks, samples, batch.stride
+            for place in range(min(len(batch.ticks), len(batch.samples))):
+                step = batch.first + place * batch.stride
+                if step + batch.stride > first and (end is None or step < end):
+                    yield _Row(batch, place, step)
 
-    def _times(self) -> list[float]:
-        """Return the time of the commit of each row."""
-        times = []
+    @cached_property
+    def _commits(self) -> list[tuple[float, int]]:
+        """Return the time of the commit of each row, and its samples."""
+        commits = []
         for batch in self._batches:
             at = batch.at
-            for row, ticks in enumerate(batch.ticks):
-                at += ticks / TICKS_PER_S if row else 0.0
-                times.append(at)
-        return times
+            for place, (ticks, samples) in enumerate(zip(batch.ticks, batch.samples, strict=False)):
+                at += ticks / TICKS_PER_S if place else 0.0
+                commits.append((at, samples))
+        return commits
+
+
+def _mean_of(rows: Sequence[_Row]) -> Pace | None:
+    steps, ticks = sum(row.batch.stride for row in rows), sum(row.ticks for row in rows)
+    if not steps or not ticks:
+        return None
+    timed = [row for row in rows if len(row.batch.phases) == len(PHASES)]
+    phases = [sum(row.batch.phases[phase][row.place] for row in timed) for phase in range(len(PHASES))]
+    return Pace(
+        steps=steps,
+        step_s=ticks / steps / TICKS_PER_S,
+        samples_per_s=sum(row.samples for row in rows) / ticks * TICKS_PER_S,
+        phases_s=tuple(sums / steps / TICKS_PER_S for sums in phases) if len(timed) == len(rows) else (),
+    )
 
 
 def _machines_at(groups: Sequence[GroupStart], step: int) -> int:

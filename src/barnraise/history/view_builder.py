@@ -26,9 +26,18 @@ from barnraise.history.entries import (
     TrainingGoal,
     ValueBatch,
 )
+from barnraise.history.machines.deaths import with_deaths
+from barnraise.history.machines.shares import with_recent_shares, with_total_shares
 from barnraise.history.merge import merge
-from barnraise.history.sentences import because, change_text, counted, ended_headline, running_headline
-from barnraise.history.step_table import RECENT_STEPS, StepTable
+from barnraise.history.sentences import (
+    because,
+    change_text,
+    counted,
+    ended_headline,
+    listed,
+    running_headline,
+)
+from barnraise.history.step_table import Pace, StepTable
 from barnraise.history.view import (
     CHANGE_STATES,
     CheckpointView,
@@ -47,6 +56,8 @@ from barnraise.history.view import (
 
 MOST_SAMPLES = 500  # of one machine
 _STOPPED = 130
+_SIGKILL = 9
+_KILLED = "Signal 9 often means that the memory was full, or that somebody ended the process."
 _MARKED = frozenset(
     ["joined", "left", "paused", "resumed", "evicted", "died", "recovered", "plan", "rollback"]
 )
@@ -85,14 +96,13 @@ class _Builder:
         end = self._ends[-1] if self._ends else None
         goal = self._goals[-1] if self._goals else TrainingGoal(0.0)
         plan = self._plans[-1] if self._plans else None
-        machines = self._machines(ended=end is not None)
         started_at = start.at if start is not None else _first_time(self._entries)
         finish = end.at if end is not None else self._at
         elapsed_s = max(0.0, finish - started_at) if started_at is not None else 0.0
         state: RunState = "running" if end is None else _end_state(end.code)
         curves = build_curves(_of(self._entries, ValueBatch))
-        steps_per_s, samples_per_s = table.recent_rates()
-        step_s = table.step_s(newest=RECENT_STEPS)
+        pace = table.recent(plan)
+        machines = self._machines(pace, ended=end is not None)
         events = self._events()
         energies = [machine.energy_j for machine in machines if machine.energy_j is not None]
         return RunView(
@@ -109,13 +119,14 @@ class _Builder:
             step=table.end,
             first_step=table.first,
             total_steps=goal.total,
-            eta_s=_eta(goal.total, table.end, steps_per_s) if end is None else None,
+            eta_s=_eta(goal.total, table.end, pace) if end is None else None,
             elapsed_s=elapsed_s,
             batch=goal.batch,
             samples=table.samples,
-            steps_per_s=steps_per_s,
-            samples_per_s=samples_per_s,
-            step_s=step_s,
+            steps_per_s=1 / pace.step_s if pace is not None else None,
+            samples_per_s=pace.samples_per_s if pace is not None else None,
+            step_s=pace.step_s if pace is not None else None,
+            recent_steps=pace.steps if pace is not None else 0,
             predicted_step_s=(plan.step_s or None) if plan is not None else None,
             energy_j=sum(energies) if energies else None,
             machines=machines,
@@ -145,7 +156,7 @@ class _Builder:
     def _name(self, node: bytes) -> str:
         return self._names.get(node) or (node.hex()[:8] if node else "this machine")
 
-    def _machines(self, *, ended: bool) -> tuple[MachineView, ...]:
+    def _machines(self, pace: Pace | None, *, ended: bool) -> tuple[MachineView, ...]:
         """Return each machine that was ever in the run, in the order in which it appeared."""
         nodes = [facts.node for facts in _of(self._entries, MachineFacts)]
         newest_group = max(self._groups, key=lambda group: group.generation, default=None)
@@ -164,7 +175,10 @@ class _Builder:
             )
             for node in dict.fromkeys([*nodes, *changes])
         ]
-        return _with_shares(machines)
+        if not ended:
+            return with_recent_shares(machines, pace.samples_per_s if pace is not None else None)
+        readings, moves = _of(self._entries, MachineSample), _of(self._entries, MembershipChange)
+        return with_total_shares(machines, readings, moves, self._table.samples_between)
 
     def _machine(
         self,
@@ -230,6 +244,7 @@ class _Builder:
 
     def _plan_views(self) -> tuple[PlanView, ...]:
         ends = [*(plan.step for plan in self._plans[1:]), None][: len(self._plans)]
+        paces = [self._table.pace(plan.step, end) for plan, end in zip(self._plans, ends, strict=True)]
         return tuple(
             PlanView(
                 at=plan.at,
@@ -238,10 +253,11 @@ class _Builder:
                 sync=plan.sync,
                 reason=plan.reason,
                 predicted_step_s=plan.step_s or None,
-                measured_step_s=self._table.step_s(plan.step, end),
+                measured_step_s=pace.step_s if pace is not None else None,
+                measured_steps=pace.steps if pace is not None else 0,
                 shares={self._name(node): share for node, share in plan.shares},
             )
-            for plan, end in zip(self._plans, ends, strict=True)
+            for plan, pace in zip(self._plans, paces, strict=True)
         )
 
     def _checkpoints(self) -> tuple[CheckpointView, ...]:
@@ -260,7 +276,7 @@ class _Builder:
         )
 
     def _events(self) -> tuple[EventView, ...]:
-        events = [event for entry in self._entries for event in self._events_of(entry)]
+        events = with_deaths(event for entry in self._entries for event in self._events_of(entry))
         for checkpoint in self._checkpoints():
             text = _checkpoint_text(checkpoint)
             event = EventView(at=checkpoint.at, kind="checkpoint", step=checkpoint.step, text=text)
@@ -287,16 +303,20 @@ class _Builder:
                     step=step,
                     node=node.hex(),
                 )
-            case PlanAdopted(at=at, step=step, name=name, reason=reason):
-                words = name if reason.startswith(name) else because(name, reason)  # plans have the rest
-                yield EventView(at=at, kind="plan", step=step, text=f"new plan: {words}")
+            case PlanAdopted(at=at, step=step, sync=sync, shares=shares):
+                names = [self._name(node) for node, _ in shares]
+                text = f"new plan{f' for {listed(names)}' if names else ''}: {sync}"
+                yield EventView(at=at, kind="plan", step=step, text=text)
             case GroupStart(at=at, step=step, origin=origin, dropped=dropped) if dropped:
                 source = "the checkpoint" if origin == "checkpoint" else "the state"
                 text = f"training went back to {source} of step {step}; {counted(dropped, 'step')} dropped"
                 yield EventView(at=at, kind="rollback", level="warning", step=step, text=text)
-            case FailureNote(at=at, node=node, sentence=sentence, tail=tail):
+            case FailureNote(at=at, node=node, sentence=sentence, tail=tail, signal=signal):
                 text = because(f"a worker on {self._name(node)} failed", sentence)
-                yield EventView(at=at, kind="failure", level="error", text=text, node=node.hex(), detail=tail)
+                detail = "\n".join(filter(None, (_KILLED if signal == _SIGKILL else "", tail)))
+                yield EventView(
+                    at=at, kind="failure", level="error", text=text, node=node.hex(), detail=detail
+                )
             case NoteEntry(at=at, text=text, node=node, step=step, is_warning=is_warning):
                 level = "warning" if is_warning else "info"
                 yield EventView(at=at, kind="note", level=level, text=text, step=step, node=node.hex())
@@ -319,20 +339,6 @@ def _marks(events: Iterable[EventView]) -> tuple[CurveMark, ...]:
         CurveMark(step=event.step, at=event.at, kind=event.kind, text=event.text)
         for event in events
         if event.step is not None and event.kind in _MARKED
-    )
-
-
-def _with_shares(machines: Sequence[MachineView]) -> tuple[MachineView, ...]:
-    """Return the machines with shares of one moment: each wrote its own at another time."""
-    training = [machine for machine in machines if machine.share]
-    speeds = [machine.samples_per_s for machine in training if machine.samples_per_s]
-    if len(speeds) < len(training) or not sum(speeds):
-        return tuple(machines)
-    return tuple(
-        msgspec.structs.replace(machine, share=(machine.samples_per_s or 0.0) / sum(speeds))
-        if machine.share
-        else machine
-        for machine in machines
     )
 
 
@@ -374,8 +380,8 @@ def _end_state(code: int) -> RunState:
     return "stopped" if code == _STOPPED else "failed" if code not in (0, 3) else "ended"
 
 
-def _eta(total: int | None, step: int, steps_per_s: float | None) -> float | None:
-    return max(0, total - step) / steps_per_s if total is not None and steps_per_s else None
+def _eta(total: int | None, step: int, pace: Pace | None) -> float | None:
+    return max(0, total - step) * pace.step_s if total is not None and pace is not None else None
 
 
 def _metric(wanted: str, curves: Sequence[CurveView]) -> str:

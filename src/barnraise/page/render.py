@@ -20,6 +20,7 @@ from barnraise.display.charts.elements import Element, markup
 from barnraise.display.charts.network import draw_network
 from barnraise.display.charts.timeline import draw_timeline
 from barnraise.display.losses import loss_summary
+from barnraise.display.meanings import PHASE_MEANINGS, plan_title, recent_meaning, share_meaning
 from barnraise.display.row_view import run_state
 from barnraise.history.sentences import counted, duration, plan_reason
 from barnraise.history.view import RunView
@@ -56,6 +57,9 @@ def render_parts(view: RunView, base: str) -> Mapping[str, str]:
         "view": view,
         "charts": _charts(view),
         "losses": loss_summary(view),
+        "recent": recent_meaning(view),
+        "share_meaning": share_meaning(view),
+        "phase_meanings": PHASE_MEANINGS,
         "slowest_links": sorted(view.links, key=lambda link: link.mbps or inf)[:MOST_LINKS],
         "events": tuple(reversed(view.events[-MOST_EVENTS:])),
     }
@@ -104,6 +108,7 @@ def _environment() -> jinja2.Environment:
         "long": lambda seconds: UNKNOWN if seconds is None else duration(seconds),
         "percent": lambda share: UNKNOWN if share is None else f"{100 * share:.0f} %",
         "plan_reason": plan_reason,
+        "plan_title": plan_title,
         "rate": lambda mbps: UNKNOWN if mbps is None else format_rate(1e6 * mbps),
         "run_state": _run_state,
         "short": lambda seconds: UNKNOWN if seconds is None else format_duration(seconds),

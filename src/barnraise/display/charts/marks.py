@@ -12,7 +12,7 @@ from barnraise.history.view import CurveMark, EventKind
 ROW = 15  # height of a row of texts
 ROWS = 3
 _NEAR = 7.0  # marks closer than this become one
-_MOST_LETTERS = 22
+_MOST_LETTERS = 30
 _CAME = ("br-came", "M0,-4 L4,3 L-4,3 Z")
 _WENT = ("br-went", "M0,4 L4,-3 L-4,-3 Z")
 _HELD = ("br-held", "M-4,-4 H-1 V4 H-4 Z M1,-4 H4 V4 H1 Z")
@@ -51,7 +51,8 @@ class _Group:
         mark = self.first
         words = mark.text.split(":", 1)[0].removesuffix(" and trains again")
         words = {"plan": "new plan", "rollback": f"back to step {mark.step:,}"}.get(mark.kind, words)
-        more = f" +{len(self.marks) - 1}" if len(self.marks) > 1 else ""
+        others = [mark.kind for mark in self.marks if mark is not self.first]
+        more = "" if not others else ", new plan" if set(others) == {"plan"} else f", {len(others)} more"
         return shortened(words, _MOST_LETTERS - len(more)) + more
 
 
