@@ -18,7 +18,7 @@ from barnraise.core.units import format_duration, format_rate, format_size
 from barnraise.display.charts.bars import draw_phases
 from barnraise.display.charts.elements import Element, markup
 from barnraise.display.charts.network import draw_network
-from barnraise.display.charts.timeline import draw_timeline
+from barnraise.display.charts.timeline import TIMELINE_MEANING, draw_timeline
 from barnraise.display.losses import loss_summary
 from barnraise.display.meanings import PHASE_MEANINGS, plan_title, recent_meaning, share_meaning
 from barnraise.display.row_view import run_state
@@ -60,6 +60,7 @@ def render_parts(view: RunView, base: str) -> Mapping[str, str]:
         "recent": recent_meaning(view),
         "share_meaning": share_meaning(view),
         "phase_meanings": PHASE_MEANINGS,
+        "timeline_meaning": TIMELINE_MEANING,
         "slowest_links": sorted(view.links, key=lambda link: link.mbps or inf)[:MOST_LINKS],
         "events": tuple(reversed(view.events[-MOST_EVENTS:])),
     }

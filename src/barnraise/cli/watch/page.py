@@ -47,13 +47,13 @@ def page_lines(snapshot: Snapshot, width: int, *, stale: str = "", clock: Clock 
         "Events, newest first",
         event_lines(list(reversed(view.events))[:_MOST_EVENTS], left, clock, _MOST_LINES),
     )
-    columns = beside(
-        [*_machines(snapshot, left, clock), *_facts(view, left), *story],
-        [*_curve(view, right, _WIDE_CURVE), *_causes(view, right)],
-        left,
-        _GAP,
-    )
-    return [*top, *columns]
+    first = [*_machines(snapshot, left, clock), *_facts(view, left), *story]
+    second = [*_curve(view, right, _WIDE_CURVE), *_times(view, right)]
+    if len(first) < len(second):
+        first += _plans(view, left)
+    else:
+        second += _plans(view, right)
+    return [*top, *beside(first, second, left, _GAP)]
 
 
 def _one_column(snapshot: Snapshot, width: int, clock: Clock) -> list[Line]:
@@ -64,7 +64,8 @@ def _one_column(snapshot: Snapshot, width: int, clock: Clock) -> list[Line]:
         *_machines(snapshot, width, clock),
         *_curve(view, width, _NARROW_CURVE),
         *section("Newest events", event_lines(first, width, clock, _FEWEST_LINES)),
-        *_causes(view, width),
+        *_times(view, width),
+        *_plans(view, width),
         *_facts(view, width),
         *section("Other events", event_lines(rest[:_MOST_EVENTS], width, clock, _MOST_LINES)),
     ]
@@ -82,13 +83,16 @@ def _curve(view: RunView, width: int, height: int) -> list[Line]:
     return section(curve.name.capitalize(), [*drawn, *wrapped(legend(view.marks), width, "faint")])
 
 
-def _causes(view: RunView, width: int) -> list[Line]:
-    """Return what explains the speed: the time of a step, the links and the plans."""
+def _times(view: RunView, width: int) -> list[Line]:
+    """Return the time of a step, and the links."""
     return [
         *section("Time of a step", phase_lines(view, width)),
         *section("Links", link_lines(view.links, width)),
-        *section("Plans", plan_lines(view.plans, width)),
     ]
+
+
+def _plans(view: RunView, width: int) -> list[Line]:
+    return section("Plans", plan_lines(view.plans, width))
 
 
 def _facts(view: RunView, width: int) -> list[Line]:

@@ -30,7 +30,19 @@ _SIGNS: dict[EventKind, tuple[str, str]] = {
     "rollback": _BACK,
 }
 _RANKS: dict[EventKind, int] = {"died": 0, "evicted": 0, "left": 0, "paused": 1, "rollback": 3, "plan": 4}
-SIGN_MEANINGS = "▲ came or recovered   ▼ went or died   ‖ paused   ◆ new plan   ◀ rollback"
+_MEANINGS = {
+    _CAME: "▲ came or recovered",
+    _WENT: "▼ went or died",
+    _HELD: "‖ paused",
+    _PLAN: "◆ new plan",
+    _BACK: "◀ rollback",
+}
+
+
+def sign_meanings(marks: Iterable[CurveMark]) -> str:
+    """Return what the signs of these marks mean."""
+    used = {_SIGNS.get(mark.kind, _PLAN) for mark in marks}
+    return "   ".join(meaning for sign, meaning in _MEANINGS.items() if sign in used)
 
 
 @dataclass(frozen=True)

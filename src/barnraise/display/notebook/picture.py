@@ -15,7 +15,7 @@ from barnraise.display.charts.curve import draw_curve
 from barnraise.display.charts.elements import Element, element, markup, svg_file
 from barnraise.display.charts.scale import short_number
 from barnraise.display.charts.theme import CHART_STYLE, chart_style
-from barnraise.display.charts.timeline import draw_timeline
+from barnraise.display.charts.timeline import TIMELINE_MEANING, draw_timeline
 from barnraise.display.losses import loss_summary
 from barnraise.display.meanings import recent_meaning
 from barnraise.history.sentences import counted, duration
@@ -55,7 +55,7 @@ def draw_picture(view: RunView, problem: str = "") -> str:
         if curve is not None
         else None,
         _image(draw_curve(curve, view.marks, height=240), curve.name) if curve is not None else None,
-        element("p", "time since the start", class_="quiet") if view.started_at is not None else None,
+        element("p", TIMELINE_MEANING, class_="quiet") if view.started_at is not None else None,
         _image(draw_timeline(view), "times of the machines") if view.started_at is not None else None,
         _machines(view),
         *(element("p", _event(view, event), class_="quiet") for event in _newest_events(view)),

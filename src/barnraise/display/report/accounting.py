@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from barnraise.display.charts.spans import machine_spans
+from barnraise.display.charts.spans import last_commit, machine_spans
 from barnraise.history.sentences import counted, duration
 from barnraise.history.view import MachineView, RunView
 
@@ -60,10 +60,10 @@ def time_parts(view: RunView) -> list[tuple[str, float]]:
     ]
     rest = max(0.0, view.elapsed_s - sum(seconds for _, seconds in phases))
     before = min(rest, max(0.0, _first_begin(view) - view.started_at)) if view.started_at is not None else 0.0
-    after = min(rest - before, max(0.0, _end(view) - _last_commit(view)))
+    after = min(rest - before, max(0.0, _end(view) - last_commit(view)))
     lost = rest - before - after
     parts = [
-        ("before the first step", before),
+        ("preparing, before the first step", before),
         *phases,
         ("dropped steps and restarts", lost),
         ("after the last step", after),
@@ -81,14 +81,6 @@ def _first_begin(view: RunView) -> float:
         return _end(view)
     first = view.rates[0]
     return first.at - (1 / first.steps_per_s if first.steps_per_s else 0.0)
-
-
-def _last_commit(view: RunView) -> float:
-    """Return about when the last step was committed."""
-    if not view.rates:
-        return _end(view)
-    last = view.rates[-1]
-    return last.at + max(0, view.step - last.step - 1) / last.steps_per_s if last.steps_per_s else last.at
 
 
 def step_sentences(view: RunView) -> list[str]:

@@ -8,15 +8,15 @@ from barnraise.core.units import format_size
 from barnraise.display.charts.bars import draw_phases, draw_stacks
 from barnraise.display.charts.curve import draw_curve, draw_rates
 from barnraise.display.charts.elements import Element, element
-from barnraise.display.charts.marks import SIGN_MEANINGS
+from barnraise.display.charts.marks import sign_meanings
 from barnraise.display.charts.network import draw_network
 from barnraise.display.charts.scale import short_number, short_seconds
-from barnraise.display.charts.timeline import draw_timeline
+from barnraise.display.charts.timeline import TIMELINE_MEANING, draw_timeline
 from barnraise.display.meanings import PHASE_MEANINGS, plan_title, recent_meaning
 from barnraise.display.report.accounting import machine_uses, step_sentences, time_parts
 from barnraise.display.report.energy import EnergyPrice, energy_sentences, format_energy
 from barnraise.display.report.layout import figure, paragraphs, section, table
-from barnraise.history.sentences import because, duration, plan_reason
+from barnraise.history.sentences import because, counted, duration, plan_reason
 from barnraise.history.view import CurveView, RunView
 
 _MOST_CURVES = 6
@@ -50,7 +50,7 @@ def result_section(view: RunView) -> Element:
         f"Result: {main.name}",
         figure(
             lambda width: draw_curve(main, view.marks, width=width),
-            f"Thin: as logged. Thick: smoothed. {SIGN_MEANINGS}",
+            f"By {view.counts}. Thin: as logged. Thick: smoothed. {sign_meanings(view.marks)}",
         ),
         table(("value", "last" if view.ended_at is not None else "newest", "lowest"), rows[:_MOST_ROWS]),
         *(_small_curve(curve) for curve in others[: _MOST_CURVES - 1]),
@@ -72,7 +72,7 @@ def machines_section(view: RunView) -> Element:
     more = len(changes) - len(rows)
     return section(
         "Times of the machines",
-        figure(lambda width: draw_timeline(view, width=width), "Time since the start of the run."),
+        figure(lambda width: draw_timeline(view, width=width), TIMELINE_MEANING),
         table(("time", "step", "what happened"), rows) if rows else _plain("No machine came or went."),
         _plain(f"{more:,} more changes are not shown.") if more > 0 else None,
         element("h3", "Speed of all machines together"),
@@ -191,7 +191,17 @@ def checkpoints_section(view: RunView) -> Element:
     ]
     if not rows:
         return section("Checkpoints", _plain("No checkpoint was recorded."))
-    return section("Checkpoints", table(("step", "time", "size", "machines that hold it"), rows))
+    later = view.step - view.checkpoints[-1].step
+    return section(
+        "Checkpoints",
+        table(("step", "time", "size", "machines that hold it"), rows),
+        _plain(
+            f"{counted(later, view.counts)} came after the newest checkpoint. "
+            "What the script itself saved is not in this record."
+        )
+        if later > 0
+        else None,
+    )
 
 
 def energy_section(view: RunView, price: EnergyPrice | None) -> Element:

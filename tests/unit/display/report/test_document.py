@@ -98,7 +98,7 @@ def test_parts_of_the_time_sum_up_to_the_run() -> None:
     parts = dict(time_parts(VIEW))
     assert sum(parts.values()) == pytest.approx(VIEW.elapsed_s)
     assert parts["between the steps"] == pytest.approx(18, abs=0.5), "three breaks of six seconds"
-    assert parts["before the first step"] == pytest.approx(40, abs=0.5)
+    assert parts["preparing, before the first step"] == pytest.approx(40, abs=0.5)
     assert parts["after the last step"] == pytest.approx(2, abs=0.5)
     assert "dropped steps and restarts" not in parts
     assert parts["compute"] > parts["communication"] > parts["vote"] > 0
