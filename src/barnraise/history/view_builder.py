@@ -57,7 +57,7 @@ from barnraise.history.view import (
 MOST_SAMPLES = 500  # of one machine
 _STOPPED = 130
 _SIGKILL = 9
-_KILLED = "Signal 9 often means that the memory was full, or that somebody ended the process."
+_KILLED = "Signal 9 often means that the memory was full, or that a person ended the process."
 _MARKED = frozenset(
     ["joined", "left", "paused", "resumed", "evicted", "died", "recovered", "plan", "rollback"]
 )

@@ -39,8 +39,8 @@ def with_total_shares(
     trained: dict[str, float] = {}
     last: dict[bytes, float] = {}
     for reading in known:
-        came = max((at for at in returns[reading.node] if at <= reading.at), default=0.0)
-        samples = samples_between(max(last.get(reading.node, 0.0), came), reading.at)
+        joined_at = max((at for at in returns[reading.node] if at <= reading.at), default=0.0)
+        samples = samples_between(max(last.get(reading.node, 0.0), joined_at), reading.at)
         node = reading.node.hex()
         trained[node] = trained.get(node, 0.0) + (reading.share or 0.0) * samples
         last[reading.node] = reading.at
