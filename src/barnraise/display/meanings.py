@@ -26,6 +26,6 @@ def recent_meaning(view: RunView) -> str:
 
 def plan_title(plan: PlanView) -> str:
     """Return the machines of a plan and how they synchronize."""
-    if not plan.shares:
+    if not plan.shares or not plan.sync:
         return plan.name
     return f"{listed(list(plan.shares))}: {plan.sync}"

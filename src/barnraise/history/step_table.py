@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from itertools import accumulate
 from typing import NamedTuple
 
 from barnraise.history.entries import PHASES, TICKS_PER_S, GroupStart, PlanAdopted, StepBatch
@@ -112,7 +114,8 @@ class StepTable:
 
     def samples_between(self, start: float, end: float) -> int:
         """Return the samples of the steps that were committed in a time."""
-        return sum(samples for at, samples in self._commits if start < at <= end)
+        times, sums = self._samples_until
+        return sums[bisect.bisect_right(times, end)] - sums[bisect.bisect_right(times, min(start, end))]
 
     def rates(self, groups: Sequence[GroupStart]) -> tuple[RatePoint, ...]:
         """Return the speed over the steps, in at most 500 points, with the machines that trained."""
@@ -138,6 +141,12 @@ class StepTable:
                 step = batch.first + place * batch.stride
                 if step + batch.stride > first and (end is None or step < end):
                     yield _Row(batch, place, step)
+
+    @cached_property
+    def _samples_until(self) -> tuple[list[float], list[int]]:
+        """Return the times of all commits in order, and the samples before each and after the last."""
+        commits = sorted(self._commits)
+        return [at for at, _ in commits], list(accumulate((samples for _, samples in commits), initial=0))
 
     @cached_property
     def _commits(self) -> list[tuple[float, int]]:

@@ -166,7 +166,8 @@ def phase_lines(view: RunView, width: int) -> list[Line]:
     rows.append(("together", _seconds(view.step_s), _seconds(view.predicted_step_s), ""))
     texts = table(rows, width=width).split("\n")
     lines = [fitted(line(text, "plain" if place else "faint"), width) for place, text in enumerate(texts)]
-    return [*lines, *wrapped(f"measured: {recent_meaning(view)}", width, "faint")]
+    recent = recent_meaning(view)
+    return [*lines, *(wrapped(f"measured: {recent}", width, "faint") if recent else ())]
 
 
 def _phase_row(phase: PhaseView) -> tuple[str, str, str]:
@@ -210,10 +211,10 @@ def plan_lines(plans: Sequence[PlanView], width: int) -> list[Line]:
             width,
             indent="  ",
         )
-        facts = [
-            f"predicted {_seconds(plan.predicted_step_s)} a step",
-            f"measured {_seconds(plan.measured_step_s)} (mean of {counted(plan.measured_steps, 'step')})",
-        ]
+        facts = [f"predicted {_seconds(plan.predicted_step_s)} a step"]
+        if plan.measured_steps:
+            steps = counted(plan.measured_steps, "step")
+            facts.append(f"measured {_seconds(plan.measured_step_s)} (mean of {steps})")
         shares = [f"{name} {share:.0f}" for name, share in plan.shares.items()]
         facts += [f"expected samples of a step: {', '.join(shares)}"] if shares else []
         lines += wrapped("  " + "; ".join(facts), width, "faint", "  ")

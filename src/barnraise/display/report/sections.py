@@ -173,6 +173,7 @@ def plans_section(view: RunView) -> Element:
             for part in (
                 element("h3", f"Plan from {view.counts} {plan.step:,}"),
                 element("p", because(plan_title(plan), plan_reason(plan))),
+                _plain(f"The planner calls it {plan.name}."),
             )
         ),
     )
