@@ -29,11 +29,11 @@ _USE = (
     "most memory",
     "hottest",
     "mean power",
-    "while it computes",
+    "speed",
     "share",
 )
 _USE_MEANING = (
-    "Mean load: of the device, or else of the processor, with all its programs. While it computes: the speed "
+    "Mean load: of the device, or else of the processor, with all its programs. Speed: while it computes, "
     "without waiting for others. Share: of the samples of the run."
 )
 _STEP_TIMES = "Time of a step under each plan. Measured: the mean of its steps, until the machines changed."
