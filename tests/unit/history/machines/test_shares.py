@@ -22,9 +22,9 @@ def test_share_of_a_window_counts_by_its_samples() -> None:
         MachineSample(30, B, share=0.5),
         MachineSample(40, A, share=1.0),
     ]
-    one, two = with_total_shares(MACHINES, readings, [], _samples_between)
-    assert one.share == pytest.approx((150 + 100) / 400)
-    assert two.share == pytest.approx(150 / 400)
+    desk, nas = with_total_shares(MACHINES, readings, [], _samples_between)
+    assert desk.share == pytest.approx((150 + 100) / 400)
+    assert nas.share == pytest.approx(150 / 400)
 
 
 def test_time_away_is_not_in_a_share() -> None:
@@ -35,14 +35,14 @@ def test_time_away_is_not_in_a_share() -> None:
         MachineSample(60, A, share=0.5),
         MachineSample(60, B, share=0.5),
     ]
-    _, two = with_total_shares(MACHINES, readings, [MembershipChange(50, B, "recovered")], _samples_between)
-    assert two.share == pytest.approx((50 + 50) / 600)
+    _, nas = with_total_shares(MACHINES, readings, [MembershipChange(50, B, "recovered")], _samples_between)
+    assert nas.share == pytest.approx((50 + 50) / 600)
 
 
 def test_recent_shares_and_speeds_add_up() -> None:
     machines = [MachineView(node="a", name="a", state="trains", share=0.4)]
     machines += [MachineView(node="b", name="b", state="trains", share=0.4)]
     machines += [MachineView(node="c", name="c", state="joining")]
-    one, two, three = with_recent_shares(machines, 200.0)
-    assert (one.share, two.share, three.share) == (0.5, 0.5, None)
-    assert (one.trained_per_s, two.trained_per_s, three.trained_per_s) == (100.0, 100.0, None)
+    desk, nas, mac = with_recent_shares(machines, 200.0)
+    assert (desk.share, nas.share, mac.share) == (0.5, 0.5, None)
+    assert (desk.trained_per_s, nas.trained_per_s, mac.trained_per_s) == (100.0, 100.0, None)
