@@ -27,7 +27,7 @@ def test_report_of_a_run_with_a_death_says_what_happened(tmp_path: Path) -> None
     words = re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", text.partition("</style>")[2]))
     assert (view.step, view.missing, view.samples) == (STEPS, 0, STEPS * BATCH)
     assert f"{STEPS} steps count, each exactly once. They contain {STEPS * BATCH:,} samples." in words
-    assert f"{STEPS} × {BATCH} = {STEPS * BATCH:,}, as many." in words
+    assert f"{STEPS} × {BATCH} = {STEPS * BATCH:,}, which is the same." in words
     died = next(event for event in view.events if event.kind == "died")
     assert died.text in words
     assert f"laptop died at step {died.step} and came back at step" in words

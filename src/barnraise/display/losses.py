@@ -11,7 +11,6 @@ from barnraise.history.view import EventView, RunView
 _VERBS = {"died": "died", "evicted": "was evicted"}
 _RETURNS = frozenset(["joined", "recovered", "resumed"])
 _MOST_NAMED = 3
-_SAME_S = 30.0  # between the failure of a worker and the death that it caused
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ def loss_summary(view: RunView) -> str:
         sentences = [f"Machines were lost {counted(len(losses), 'time')} and came back {returns:,} times."]
     else:
         sentences = [_sentence(view, loss, names.get(loss.start.node, "a machine")) for loss in losses]
-    alone = list(_failures_alone(view, losses))
+    alone = [event for event in view.events if event.kind == "failure"]
     if len(alone) == 1:
         sentences.append(f"{alone[0].text[:1].upper()}{alone[0].text[1:]}.")
     elif alone:
@@ -40,7 +39,7 @@ def loss_summary(view: RunView) -> str:
         steps = counted(view.rolled_back, view.counts)
         sentences.append(f"Training went back to an earlier {view.counts} and dropped {steps}.")
     elif sentences:
-        sentences.append(f"No {view.counts} that counts was lost.")
+        sentences.append(f"No {view.counts} was lost.")
     return " ".join(sentences)
 
 
@@ -63,13 +62,3 @@ def _sentence(view: RunView, loss: _Loss, name: str) -> str:
 
 def _at(view: RunView, event: EventView) -> str:
     return f" at {view.counts} {event.step:,}" if event.step is not None else ""
-
-
-def _failures_alone(view: RunView, losses: list[_Loss]) -> Iterator[EventView]:
-    """Yield the failures of workers that are not told by the loss of their machine."""
-    for event in view.events:
-        reasons = (
-            loss.start.node == event.node and abs(loss.start.at - event.at) < _SAME_S for loss in losses
-        )
-        if event.kind == "failure" and not any(reasons):
-            yield event

@@ -134,13 +134,26 @@ class _CurveColumns:
 
 
 def _smoothed(rows: Sequence[_Raw]) -> tuple[CurvePoint, ...]:
-    """Add an exponential moving average without the bias of its start; it ignores what is not finite."""
+    """Add an exponential mean of both directions, which does not lag; it ignores what is not finite."""
     keep = 1 - 1 / max(2.0, _SMOOTHED_PART * len(rows))
-    total = weight = 0.0
+    values = [row[1] for row in rows]
+    before = _running_sums(values, keep)
+    after = _running_sums(values[::-1], keep)[::-1]
     points = []
-    for step, mean, low, high, stride in rows:
-        if math.isfinite(mean):
-            total, weight = keep * total + (1 - keep) * mean, keep * weight + (1 - keep)
-        smooth = total / weight if weight else mean
+    for (step, mean, low, high, stride), (left, own), (right, other) in zip(rows, before, after, strict=True):
+        itself = (mean, 1.0) if math.isfinite(mean) else (0.0, 0.0)  # it is in both sums
+        total, weight = left + right - itself[0], own + other - itself[1]
+        smooth = total / weight if weight > 0 else mean
         points.append(CurvePoint(step, mean, smooth, low, high, stride))
     return tuple(points)
+
+
+def _running_sums(values: Sequence[float], keep: float) -> list[tuple[float, float]]:
+    """Return for each value the weighted sum of those up to it, and of their weights."""
+    total = weight = 0.0
+    sums = []
+    for value in values:
+        is_known = math.isfinite(value)
+        total, weight = keep * total + (value if is_known else 0.0), keep * weight + is_known
+        sums.append((total, weight))
+    return sums

@@ -214,7 +214,8 @@ class CheckpointSaved(msgspec.Struct, frozen=True, array_like=True, tag="checkpo
 class MachineSample(msgspec.Struct, frozen=True, array_like=True, tag="sample"):
     """State of a machine at one moment; None: unknown. ``energy_j``: used since the run started there.
 
-    ``samples_per_s``: speed of its own work. ``share``: its part of a step's samples, from 0 to 1.
+    ``samples_per_s``: while it computes, without waiting. ``share``: its part of the samples since its sample
+    before, from 0 to 1.
     """
 
     at: Seconds

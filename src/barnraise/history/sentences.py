@@ -27,6 +27,7 @@ _STATES = {
     "refused": "{name} does not take part",
 }
 _MOST_NAMED = 3
+_MOST_LISTED = 6
 
 
 def counted(count: int, noun: str) -> str:
@@ -46,6 +47,13 @@ def duration(seconds: float) -> str:
             rest = whole % size // smaller_size
             return f"{whole // size} {unit}" + (f" {rest} {smaller}" if rest else "")
     return f"{whole} s"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return names as people write them: "desk, laptop and nas"; of many, the first ones."""
+    if len(names) > _MOST_LISTED:
+        return f"{', '.join(names[: _MOST_LISTED - 1])} and {len(names) - _MOST_LISTED + 1} others"
+    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 
 def because(sentence: str, reason: str) -> str:

@@ -4,15 +4,33 @@ from __future__ import annotations
 
 import bisect
 import itertools
-import operator
-import statistics
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from barnraise.history.entries import PHASES, TICKS_PER_S, GroupStart, PlanAdopted, StepBatch
 from barnraise.history.view import PhaseView, RatePoint
 
 RECENT_STEPS = 100
 MOST_RATES = 500
+
+
+class Pace(NamedTuple):
+    """Means of some steps."""
+
+    steps: int
+    step_s: float
+    samples_per_s: float
+
+
+class _Span(NamedTuple):
+    """Rows of a table from ``low`` to before ``high``, without those that are left out."""
+
+    low: int
+    high: int
+    left_out: tuple[int, ...] = ()
+
+    def rows(self) -> list[int]:
+        return [row for row in range(self.low, self.high) if row not in self.left_out]
 
 
 class StepTable:
@@ -26,7 +44,9 @@ class StepTable:
         self._samples: list[int] = []
         self._strides: list[int] = []
         self._times: list[float] = []
-        self._medians: dict[tuple[int, int], float] = {}  # by rows
+        self._phases: list[tuple[int, ...]] = []  # ticks of each of PHASES, or none if they are unknown
+        self._totals: list[tuple[int, int, int]] = [(0, 0, 0)]  # steps, ticks and samples before each row
+        self._commits: tuple[list[float], list[int]] | None = None
 
     def update(self, batches: Sequence[StepBatch]) -> None:
         """Take the steps of a history in place of those before; equal first batches are not read again."""
@@ -34,9 +54,11 @@ class StepTable:
         rows = sum(len(batch.ticks) for batch in batches[:same])
         self._batches[same:] = batches[same:]
         self._sums[same:] = [_tick_sums(batch) for batch in batches[same:]]
-        for column in (self._steps, self._ticks, self._samples, self._strides, self._times):
+        columns = self._steps, self._ticks, self._samples, self._strides, self._times, self._phases
+        for column in columns:
             del column[rows:]
-        self._medians = {span: value for span, value in self._medians.items() if span[1] <= rows}
+        del self._totals[rows + 1 :]
+        self._commits = None
         for batch in batches[same:]:
             count = len(batch.ticks)
             self._steps.extend(range(batch.first, batch.end, batch.stride))
@@ -45,6 +67,14 @@ class StepTable:
             self._strides.extend([batch.stride] * count)
             ticks = itertools.accumulate((0, *batch.ticks[1:]))
             self._times.extend([batch.at + passed / TICKS_PER_S for passed in ticks][:count])
+            known = zip(*batch.phases, strict=False) if len(batch.phases) == len(PHASES) else ()
+            phases = list(itertools.islice(known, count))
+            self._phases.extend([*phases, *[()] * (count - len(phases))])
+        steps, ticks_before, samples = self._totals[-1]
+        for row in range(rows, len(self._steps)):
+            steps, ticks_before = steps + self._strides[row], ticks_before + self._ticks[row]
+            samples += self._samples[row]
+            self._totals.append((steps, ticks_before, samples))
 
     @property
     def samples(self) -> int:
@@ -77,47 +107,46 @@ class StepTable:
         held = sum(batch.end - batch.first for batch in self._batches)
         return max(0, self.end - self.first - held)
 
-    def step_s(self, first: int = 0, end: int | None = None, newest: int | None = None) -> float | None:
-        """Return the median seconds of the steps in a range, of the ``newest`` ones only if given."""
-        low, high = self._span(first, end)
-        low = max(low, high - newest) if newest else low
-        if low >= high:
-            return None
-        if (low, high) not in self._medians:
-            ticks = list(map(operator.truediv, self._ticks[low:high], self._strides[low:high]))
-            self._medians[low, high] = statistics.median(ticks) / TICKS_PER_S
-        return self._medians[low, high]
+    def recent(self, plan: PlanAdopted | None) -> Pace | None:
+        """Return the means of the newest steps: at most 100, of the present group under the newest plan.
 
-    def recent_rates(self) -> tuple[float | None, float | None]:
-        """Return the steps and the samples per second of the newest steps."""
-        low, high = self._span(self.end - RECENT_STEPS, None)
-        low = low + 1 if low + 1 < high else 0
-        seconds = sum(self._ticks[low:]) / TICKS_PER_S
-        if not seconds:
-            return None, None
-        return sum(self._strides[low:]) / seconds, sum(self._samples[low:]) / seconds
+        Where no such step is known yet, those before count.
+        """
+        return self._mean_of(self._recent_span(plan))
+
+    def pace(self, first: int, end: int | None) -> Pace | None:
+        """Return the means of the steps in a range, as far as one group trained them; or None."""
+        later = [change for change in self._changes if change > first]
+        ends = [*later, *([end] if end is not None else [])]
+        return self._mean_of(self._span(first, min(ends, default=None)))
 
     def phases(self, plan: PlanAdopted | None) -> tuple[PhaseView, ...]:
         """Return the mean seconds of each phase of the newest steps, beside the plan's prediction."""
-        sums, steps = [0] * len(PHASES), 0
-        for batch in reversed(self._batches):
-            if steps >= RECENT_STEPS:
-                break
-            if len(batch.phases) == len(PHASES):
-                rows = -(-(RECENT_STEPS - steps) // batch.stride)
-                sums = [total + sum(col[-rows:]) for total, col in zip(sums, batch.phases, strict=True)]
-                steps += min(rows, len(batch.ticks)) * batch.stride
-        predicted = plan.phases_s if plan is not None and len(plan.phases_s) == len(PHASES) else None
-        if not steps and predicted is None:
+        rows = self._recent_span(plan).rows()
+        steps = sum(self._strides[row] for row in rows)
+        is_known = steps > 0 and all(self._phases[row] for row in rows)
+        predicted = plan.phases_s if plan is not None and len(plan.phases_s) == len(PHASES) else ()
+        if not is_known and not predicted:
             return ()
         return tuple(
             PhaseView(
                 name=name,
-                measured_s=sums[index] / steps / TICKS_PER_S if steps else None,
-                predicted_s=predicted[index] if predicted is not None else None,
+                measured_s=sum(self._phases[row][index] for row in rows) / steps / TICKS_PER_S
+                if is_known
+                else None,
+                predicted_s=(predicted[index] or None) if predicted else None,  # 0: no plan predicts it
             )
             for index, name in enumerate(PHASES)
         )
+
+    def samples_between(self, start: float, end: float) -> int:
+        """Return the samples of the steps that were committed in a time."""
+        if self._commits is None:
+            commits = sorted(zip(self._times, self._samples, strict=True))
+            sums = list(itertools.accumulate((samples for _, samples in commits), initial=0))
+            self._commits = [at for at, _ in commits], sums
+        times, sums = self._commits
+        return sums[bisect.bisect_right(times, end)] - sums[bisect.bisect_right(times, min(start, end))]
 
     def phase_totals_s(self) -> dict[str, float]:
         """Return the seconds of all steps by phase; ``waiting``: between steps; ``unknown``: no phases."""
@@ -146,10 +175,43 @@ class StepTable:
                 points.append(point)
         return tuple(points)
 
-    def _span(self, first: int, end: int | None) -> tuple[int, int]:
-        """Return the rows of a range of steps: the first one, and the one after the last."""
+    @property
+    def _changes(self) -> list[int]:
+        """Return the first steps of groups: their rows have the time of the change of machines, too."""
+        generations = (None, *(batch.generation for batch in self._batches))
+        return [
+            batch.first
+            for before, batch in zip(generations, self._batches, strict=False)
+            if before != batch.generation
+        ]
+
+    def _span(self, first: int, end: int | None) -> _Span:
+        """Return the rows with steps in a range, without those of a change of machines."""
         low = bisect.bisect_left(self._steps, first)
-        return low, len(self._steps) if end is None else bisect.bisect_left(self._steps, end)
+        if low and self._steps[low - 1] + self._strides[low - 1] > first:
+            low -= 1
+        high = len(self._steps) if end is None else bisect.bisect_left(self._steps, end)
+        changes = {bisect.bisect_left(self._steps, change) for change in self._changes}
+        return _Span(low, max(low, high), tuple(row for row in changes if low <= row < high))
+
+    def _mean_of(self, span: _Span) -> Pace | None:
+        before, until = self._totals[span.low], self._totals[span.high]
+        steps, ticks, samples = (high - low for low, high in zip(before, until, strict=True))
+        for row in span.left_out:
+            steps, ticks = steps - self._strides[row], ticks - self._ticks[row]
+            samples -= self._samples[row]
+        if not steps or not ticks:
+            return None
+        return Pace(steps, ticks / steps / TICKS_PER_S, samples / ticks * TICKS_PER_S)
+
+    def _recent_span(self, plan: PlanAdopted | None) -> _Span:
+        oldest = self.end - RECENT_STEPS
+        first = max([oldest, *self._changes[-1:], *([plan.step] if plan is not None else [])])
+        for start in (first, oldest, self.first):
+            span = self._span(start, None)
+            if self._mean_of(span) is not None:
+                return span
+        return _Span(0, len(self._steps))
 
 
 def common_start(before: Sequence[object], after: Sequence[object]) -> int:

@@ -38,8 +38,9 @@ EventLevel = Literal["info", "warning", "error"]
 class MachineView(msgspec.Struct, frozen=True, kw_only=True):
     """Machine of a run now. None: unknown. ``memory_bytes``: size of the device's memory.
 
-    ``state_reason``: why it does not train. ``samples_per_s``: speed of its own work. ``share``: its part of
-    a step, from 0 to 1. ``ranks``: of its workers in the current group.
+    ``state_reason``: why it does not train. ``samples_per_s``: while it computes, without waiting. ``share``:
+    its part of the samples, from 0 to 1: of the newest ones, and after the end of all. ``trained_per_s``: its
+    part of the run's samples per second. ``ranks``: of its workers in the current group.
     """
 
     node: str
@@ -57,6 +58,7 @@ class MachineView(msgspec.Struct, frozen=True, kw_only=True):
     load: float | None = None
     samples_per_s: float | None = None
     share: float | None = None
+    trained_per_s: float | None = None
     ranks: tuple[int, ...] = ()
     sampled_at: float | None = None
 
@@ -122,7 +124,11 @@ class EventView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlanView(msgspec.Struct, frozen=True, kw_only=True):
-    """Plan with its prediction beside what was measured under it. ``shares``: samples of a step by name."""
+    """Plan with its prediction beside what was measured under it.
+
+    ``measured_step_s``: mean of ``measured_steps``, until the machines changed. ``shares``: expected samples
+    of a step by name, with the speeds of that moment; a session follows the speeds from step to step.
+    """
 
     at: float
     step: int
@@ -131,6 +137,7 @@ class PlanView(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     predicted_step_s: float | None = None
     measured_step_s: float | None = None
+    measured_steps: int = 0
     shares: dict[str, float] = {}
 
 
@@ -180,8 +187,9 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     """State of a run at one moment, with its whole history thinned to what a display can show.
 
     ``headline``: one sentence about now. ``step``: committed steps. ``counts``: what steps are; a map counts
-    items. ``metric``: name of the curve that counts; empty if nothing was logged. ``rolled_back``: steps that
-    were computed and do not count any more. ``missing``: committed steps without an entry in any known log.
+    items. ``step_s``, the rates, ``eta_s`` and the phases are means of the newest ``recent_steps``.
+    ``metric``: name of the curve that counts; empty if nothing was logged. ``rolled_back``: steps that were
+    computed and do not count any more. ``missing``: committed steps without an entry in any known log.
     """
 
     run: str
@@ -204,6 +212,7 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     steps_per_s: float | None = None
     samples_per_s: float | None = None
     step_s: float | None = None
+    recent_steps: int = 0
     predicted_step_s: float | None = None
     energy_j: float | None = None
     machines: tuple[MachineView, ...] = ()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
-
 from barnraise.history.curves import CurveTable
 from barnraise.history.entries import (
     Entry,
@@ -17,9 +15,10 @@ from barnraise.history.entries import (
     TrainingGoal,
 )
 from barnraise.history.logs.joined_log import JoinedLog
+from barnraise.history.machines.shares import with_recent_shares, with_total_shares
 from barnraise.history.merge import MergedRows, distinct, entry_time, merge_rows
 from barnraise.history.sentences import counted, ended_headline, running_headline
-from barnraise.history.step_table import RECENT_STEPS, StepTable
+from barnraise.history.step_table import Pace, StepTable
 from barnraise.history.view import (
     CHANGE_STATES,
     CurveView,
@@ -129,13 +128,13 @@ class RunHistory:
         start, end = events.start, events.end
         goal = events.goal or TrainingGoal(0.0)
         plan = events.plans[-1] if events.plans else None
-        machines = self._machines()
         started_at = start.at if start is not None else self._first_at()
         finish = end.at if end is not None else now
         elapsed_s = max(0.0, finish - started_at) if started_at is not None else 0.0
         state: RunState = "running" if end is None else end_state(end.code)
         curves = self._curves.curves()
-        steps_per_s, samples_per_s = table.recent_rates()
+        pace = table.recent(plan)
+        machines = self._machines(pace)
         energies = [machine.energy_j for machine in machines if machine.energy_j is not None]
         return RunView(
             run=self.run,
@@ -151,13 +150,14 @@ class RunHistory:
             step=table.end,
             first_step=table.first,
             total_steps=goal.total,
-            eta_s=_eta(goal.total, table.end, steps_per_s) if end is None else None,
+            eta_s=_eta(goal.total, table.end, pace) if end is None else None,
             elapsed_s=elapsed_s,
             batch=goal.batch,
             samples=table.samples,
-            steps_per_s=steps_per_s,
-            samples_per_s=samples_per_s,
-            step_s=table.step_s(newest=RECENT_STEPS),
+            steps_per_s=1 / pace.step_s if pace is not None else None,
+            samples_per_s=pace.samples_per_s if pace is not None else None,
+            step_s=pace.step_s if pace is not None else None,
+            recent_steps=pace.steps if pace is not None else 0,
             predicted_step_s=(plan.step_s or None) if plan is not None else None,
             energy_j=sum(energies) if energies else None,
             machines=machines,
@@ -189,7 +189,7 @@ class RunHistory:
         steps = counted(self._table.end, goal.counts)
         return ended_headline(state, end.sentence, steps=steps, elapsed_s=elapsed_s)
 
-    def _machines(self) -> tuple[MachineView, ...]:
+    def _machines(self, pace: Pace | None) -> tuple[MachineView, ...]:
         """Return each machine that was ever in the run, in the order in which it appeared."""
         events = self._events
         newest_group = max(events.groups, key=lambda group: group.generation, default=None)
@@ -203,11 +203,15 @@ class RunHistory:
             )
             for node in events.nodes
         ]
-        return _with_shares(machines)
+        if events.end is None:
+            return with_recent_shares(machines, pace.samples_per_s if pace is not None else None)
+        shares = self._measurements.shares()
+        return with_total_shares(machines, shares, events.moves, self._table.samples_between)
 
     def _plan_views(self) -> tuple[PlanView, ...]:
         plans = self._events.plans
         ends = [*(plan.step for plan in plans[1:]), None][: len(plans)]
+        paces = [self._table.pace(plan.step, end) for plan, end in zip(plans, ends, strict=True)]
         return tuple(
             PlanView(
                 at=plan.at,
@@ -216,10 +220,11 @@ class RunHistory:
                 sync=plan.sync,
                 reason=plan.reason,
                 predicted_step_s=plan.step_s or None,
-                measured_step_s=self._table.step_s(plan.step, end),
+                measured_step_s=pace.step_s if pace is not None else None,
+                measured_steps=pace.steps if pace is not None else 0,
                 shares={self._events.name(node): share for node, share in plan.shares},
             )
-            for plan, end in zip(plans, ends, strict=True)
+            for plan, pace in zip(plans, paces, strict=True)
         )
 
 
@@ -258,20 +263,6 @@ def _count_machines(log: JoinedLog) -> int:
     return sum(isinstance(event, MachineFacts) for event in log.events)
 
 
-def _with_shares(machines: Sequence[MachineView]) -> tuple[MachineView, ...]:
-    """Return the machines with shares of one moment: each wrote its own at another time."""
-    training = [machine for machine in machines if machine.share]
-    speeds = [machine.samples_per_s for machine in training if machine.samples_per_s]
-    if len(speeds) < len(training) or not sum(speeds):
-        return tuple(machines)
-    return tuple(
-        msgspec.structs.replace(machine, share=(machine.samples_per_s or 0.0) / sum(speeds))
-        if machine.share
-        else machine
-        for machine in machines
-    )
-
-
 def _ranks(group: GroupStart, node: bytes) -> tuple[int, ...]:
     return tuple(rank for rank, member in enumerate(group.members) if member == node)
 
@@ -290,8 +281,8 @@ def _start_view(start: RunStart | None, *, is_session: bool) -> StartView:
     )
 
 
-def _eta(total: int | None, step: int, steps_per_s: float | None) -> float | None:
-    return max(0, total - step) / steps_per_s if total is not None and steps_per_s else None
+def _eta(total: int | None, step: int, pace: Pace | None) -> float | None:
+    return max(0, total - step) * pace.step_s if total is not None and pace is not None else None
 
 
 def _metric(wanted: str, curves: Sequence[CurveView]) -> str:

@@ -19,8 +19,9 @@ from barnraise.core.units import format_duration, format_rate, format_size
 from barnraise.display.charts.bars import draw_phases
 from barnraise.display.charts.elements import Element, markup
 from barnraise.display.charts.network import draw_network
-from barnraise.display.charts.timeline import draw_timeline
+from barnraise.display.charts.timeline import TIMELINE_MEANING, draw_timeline
 from barnraise.display.losses import loss_summary
+from barnraise.display.meanings import PHASE_MEANINGS, plan_title, recent_meaning, share_meaning
 from barnraise.display.row_view import run_state
 from barnraise.history.sentences import counted, duration, plan_reason
 from barnraise.history.view import LinkView, MachineView, RunView
@@ -68,7 +69,7 @@ class RunParts:
         )
         contents: dict[str, object] = {
             "heading": (view.run, view.start),
-            "machines": rows,
+            "machines": (rows, share_meaning(view)),
             "links": (view.links, machines),
             "events": (view.events, view.counts, today),
             "plans": (view.plans, view.counts, today),
@@ -101,8 +102,16 @@ class RunParts:
 def _shown(machine: MachineView) -> MachineView:
     """Return a machine without what its row does not show, which changes often."""
     share = round(machine.share, 2) if machine.share is not None else None
+    trained_per_s = float(f"{machine.trained_per_s:.3g}") if machine.trained_per_s is not None else None
     return msgspec.structs.replace(
-        machine, share=share, energy_j=None, load=None, since=None, sampled_at=None
+        machine,
+        share=share,
+        trained_per_s=trained_per_s,
+        samples_per_s=None,
+        energy_j=None,
+        load=None,
+        since=None,
+        sampled_at=None,
     )
 
 
@@ -115,6 +124,10 @@ def _render_part(name: str, view: RunView, base: str, rows: Sequence[Markup]) ->
         charts=_charts(name, view),
         slowest_links=_slowest(view) if name == "links" else (),
         losses=loss_summary(view) if name == "state" else "",
+        recent=recent_meaning(view),
+        share_meaning=share_meaning(view),
+        phase_meanings=PHASE_MEANINGS,
+        timeline_meaning=TIMELINE_MEANING,
         events=tuple(reversed(view.events[-MOST_EVENTS:])),
     )
 
@@ -163,6 +176,7 @@ def _environment() -> jinja2.Environment:
         "long": lambda seconds: UNKNOWN if seconds is None else duration(seconds),
         "percent": lambda share: UNKNOWN if share is None else f"{100 * share:.0f} %",
         "plan_reason": plan_reason,
+        "plan_title": plan_title,
         "rate": lambda mbps: UNKNOWN if mbps is None else format_rate(1e6 * mbps),
         "run_state": _run_state,
         "short": lambda seconds: UNKNOWN if seconds is None else format_duration(seconds),

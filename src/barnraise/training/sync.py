@@ -92,9 +92,9 @@ class Sync(msgspec.Struct, frozen=True, kw_only=True):
 
     def describe(self) -> str:
         """Describe the settings in a sentence, for the log."""
-        form = f"sent as {self.codec}" if self.is_encoded else "sent exactly"
+        form = f"sent as {self.codec}" if self.is_encoded else "sent uncompressed"
         if not self.is_local:
-            return f"every step is all-reduced, gradients are {form}"
+            return f"gradients are summed after every step, {form}"
         return (
             f"rounds of {self.period} steps: workers train alone in batches of {self.inner} samples, "
             f"the mean of their changes is {form} and applied with rate {self.rate:g}, "

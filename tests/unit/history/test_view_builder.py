@@ -9,6 +9,7 @@ import pytest
 
 from barnraise.history.columns import pack_column
 from barnraise.history.entries import (
+    TICKS_PER_S,
     Entry,
     GroupStart,
     MachineSample,
@@ -76,11 +77,14 @@ def test_running_run_shows_predictions_beside_measurements() -> None:
     assert view.predicted_step_s is not None
     assert view.step_s is not None
     assert view.step_s == pytest.approx(view.predicted_step_s, rel=0.15)
-    assert view.eta_s == pytest.approx(300 * view.step_s, rel=0.1)
+    assert view.eta_s == pytest.approx(300 * view.step_s)
     phases = {phase.name: phase for phase in view.phases}
     assert phases["compute"].measured_s == pytest.approx(phases["compute"].predicted_s, rel=0.1)
-    assert sum(phase.measured_s or 0 for phase in view.phases) == pytest.approx(view.step_s, rel=0.1)
     assert [machine.share for machine in view.machines][2] == 0.0
+    trained = [machine.trained_per_s or 0.0 for machine in view.machines]
+    assert sum(trained) == pytest.approx(view.samples_per_s)
+    assert view.samples_per_s == pytest.approx(BATCH / (view.step_s or 1))
+    assert sum(phase.measured_s or 0 for phase in view.phases) == pytest.approx(view.step_s, rel=1e-3)
     assert sum(machine.share or 0.0 for machine in view.machines) == pytest.approx(1)
 
 
@@ -157,3 +161,37 @@ def _unordered(view: RunView) -> RunView:
         samples_of=dict(sorted(view.samples_of.items())),
         curves=tuple(sorted(view.curves, key=lambda curve: curve.name)),
     )
+
+
+def test_measured_time_of_a_plan_is_the_mean_without_changes_of_machines() -> None:
+    first, second = build_view(example_run(), run=RUN).plans
+    assert (first.measured_steps, second.measured_steps) == (149, 169)
+    entries = [entry for entry in example_run() if isinstance(entry, StepBatch) and 150 <= entry.first < 320]
+    ticks = sum(sum(entry.ticks) for entry in entries) - entries[0].ticks[0]
+    assert second.measured_step_s == pytest.approx(ticks / TICKS_PER_S / 169)
+
+
+def test_recent_steps_are_those_of_the_present_machines() -> None:
+    view = build_view(example_run(420), run=RUN)
+    assert view.recent_steps == 9
+    assert view.step_s == pytest.approx(192 / 156 + 0.17, rel=0.1)
+
+
+def test_death_and_failure_of_its_worker_are_one_event() -> None:
+    events = build_view(example_run(360), run=RUN).events
+    assert [event.kind for event in events if event.level == "error"] == ["died"]
+    died = next(event for event in events if event.kind == "died")
+    assert (died.step, died.detail.splitlines()[-1]) == (320, "step 319")
+    assert died.detail.startswith("Signal 9 often means")
+
+
+def test_prediction_of_nothing_is_not_zero() -> None:
+    phases = {phase.name: phase for phase in build_view(example_run(300), run=RUN).phases}
+    assert phases["data"].predicted_s is None
+    assert phases["checkpoint"].predicted_s is None
+
+
+def test_shares_of_an_ended_run_are_of_all_samples() -> None:
+    machines = {machine.name: machine.share or 0.0 for machine in build_view(example_run(), run=RUN).machines}
+    assert sum(machines.values()) == pytest.approx(1)
+    assert machines["desk"] > machines["mac"] > machines["nas"] > 0

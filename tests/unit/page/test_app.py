@@ -55,7 +55,13 @@ def test_pages_show_runs_and_a_run() -> None:
         listed = (await client.get(f"{page.base}/")).text
         assert all(row.run in listed for row in machine.rows)
         shown = (await client.get(f"{page.base}/runs/{RUN}")).text
-        for words in ("2 of 3 machines train", "its link slows the others", "pair-exact", "NVIDIA", "<svg"):
+        for words in (
+            "2 of 3 machines train",
+            "its link slows the others",
+            "new plan for desk and mac",
+            "NVIDIA",
+            "<svg",
+        ):
             assert words in shown
         compared = (await client.get(f"{page.base}/compare?run={RUN}&run=train-0001")).text
         assert "lowest loss" in compared

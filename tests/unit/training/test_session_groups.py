@@ -359,3 +359,23 @@ def test_main_memory_error_counts_as_out_of_memory() -> None:
     )
     assert is_out_of_memory(RuntimeError(words))
     assert not is_out_of_memory(RuntimeError("shapes differ"))
+
+
+def test_assignment_that_a_record_counts_is_what_each_worker_computes() -> None:
+    def member(worker: ThreadWorker) -> list[tuple[int, tuple[int, ...]]]:
+        noted: list[tuple[int, tuple[int, ...]]] = []
+        run, net = session(worker), model()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+        net, optimizer, batches = run.prepare(net, optimizer, DataLoader(rows(), batch_size=BATCH))
+        run.on_commit(lambda run: noted.append((run._step_loop.computed_samples, run._throughput.assigned)))
+        for _ in run.epochs(2):
+            for batch in batches:
+                for x, y in batch:
+                    torch.nn.functional.mse_loss(net(x), y).backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+        return noted
+
+    for rank, noted in enumerate(run_workers(3, member)):
+        for (_, assigned), (computed, _) in pairwise(noted):
+            assert (sum(assigned), computed) == (BATCH // 2, 2 * assigned[rank])

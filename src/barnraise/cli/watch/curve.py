@@ -83,7 +83,7 @@ def draw_curve(curve: CurveView, marks: Iterable[CurveMark], width: int, height:
     ]
     signs = "".join(placed.get(column, " ") for column in range(room))
     rows.append((Span(" " * (_LABEL + 1)), Span(signs, "strong")))
-    start, end = f"{first:,}", f"{last:,}"
+    start, end = f"step {first:,}", f"{last:,}"
     steps = start + end.rjust(max(1, room - len(start)))
     rows.append((Span(" " * (_LABEL + 1)), Span(steps, "faint")))
     return rows

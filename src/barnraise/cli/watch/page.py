@@ -18,7 +18,7 @@ from barnraise.cli.watch.panels import (
     title_line,
 )
 from barnraise.cli.watch.snapshot import Snapshot
-from barnraise.history.view import RunView
+from barnraise.history.view import EventView, RunView
 
 WIDE = 140
 _NARROW_CURVE, _WIDE_CURVE = 4, 12
@@ -43,26 +43,31 @@ def page_lines(snapshot: Snapshot, width: int, *, stale: str = "", clock: Clock 
         return [*top, *_one_column(snapshot, width, clock)]
     left = (width - _GAP) // 2
     right = width - _GAP - left
-    story = section("Events, newest first", _events(view, left, clock, 0, _MOST_EVENTS))
-    columns = beside(
-        [*_machines(snapshot, left, clock), *_facts(view, left), *story],
-        [*_curve(view, right, _WIDE_CURVE), *_causes(view, right)],
-        left,
-        _GAP,
+    story = section(
+        "Events, newest first",
+        event_lines(list(reversed(view.events))[:_MOST_EVENTS], left, clock, _MOST_LINES),
     )
-    return [*top, *columns]
+    first = [*_machines(snapshot, left, clock), *_facts(view, left), *story]
+    second = [*_curve(view, right, _WIDE_CURVE), *_times(view, right)]
+    if len(first) < len(second):
+        first += _plans(view, left)
+    else:
+        second += _plans(view, right)
+    return [*top, *beside(first, second, left, _GAP)]
 
 
 def _one_column(snapshot: Snapshot, width: int, clock: Clock) -> list[Line]:
     """Return the parts below each other: what is new comes before what explains it."""
     view = snapshot.view
+    first, rest = _first_events(view)
     return [
         *_machines(snapshot, width, clock),
         *_curve(view, width, _NARROW_CURVE),
-        *section("Newest events", _events(view, width, clock, 0, _FIRST_EVENTS, _FEWEST_LINES)),
-        *_causes(view, width),
+        *section("Newest events", event_lines(first, width, clock, _FEWEST_LINES)),
+        *_times(view, width),
+        *_plans(view, width),
         *_facts(view, width),
-        *section("Earlier events", _events(view, width, clock, _FIRST_EVENTS, _MOST_EVENTS)),
+        *section("Other events", event_lines(rest[:_MOST_EVENTS], width, clock, _MOST_LINES)),
     ]
 
 
@@ -78,20 +83,27 @@ def _curve(view: RunView, width: int, height: int) -> list[Line]:
     return section(curve.name.capitalize(), [*drawn, *wrapped(legend(view.marks), width, "faint")])
 
 
-def _causes(view: RunView, width: int) -> list[Line]:
-    """Return what explains the speed: the time of a step, the links and the plans."""
+def _times(view: RunView, width: int) -> list[Line]:
+    """Return the time of a step, and the links."""
     return [
         *section("Time of a step", phase_lines(view, width)),
         *section("Links", link_lines(view.links, width)),
-        *section("Plans", plan_lines(view.plans, width)),
     ]
+
+
+def _plans(view: RunView, width: int) -> list[Line]:
+    return section("Plans", plan_lines(view.plans, width))
 
 
 def _facts(view: RunView, width: int) -> list[Line]:
     return section("So far", fact_lines(view, width))
 
 
-def _events(
-    view: RunView, width: int, clock: Clock, start: int, end: int, most_lines: int = _MOST_LINES
-) -> list[Line]:
-    return event_lines(list(reversed(view.events))[start:end], width, clock, most_lines)
+def _first_events(view: RunView) -> tuple[list[EventView], list[EventView]]:
+    """Return the newest events, the newest warning or error among them, and the rest; the newest first."""
+    events = list(reversed(view.events))
+    warning = next((event for event in events if event.level != "info"), None)
+    first = events[:_FIRST_EVENTS]
+    if warning is not None and warning not in first:
+        first = [warning, *first[:-1]]
+    return first, [event for event in events if event not in first]

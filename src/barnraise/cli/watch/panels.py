@@ -19,7 +19,8 @@ from barnraise.cli.watch.snapshot import Snapshot
 from barnraise.core.sanitize import printable
 from barnraise.core.units import format_duration, format_size
 from barnraise.display.losses import loss_summary
-from barnraise.history.sentences import because, duration, plan_reason
+from barnraise.display.meanings import plan_title, recent_meaning
+from barnraise.history.sentences import because, counted, duration, plan_reason
 from barnraise.history.view import EventView, LinkView, MachineView, PhaseView, PlanView, RunView
 
 OLD_SAMPLE_S = 60.0
@@ -76,14 +77,14 @@ def progress_line(view: RunView, width: int) -> Line:
         if view.samples_per_s:
             parts.append(LinePart(f"{format_speed(view.samples_per_s)} {unit}/s", 1))
         if view.eta_s is not None:
-            parts.append(LinePart(f"{format_time_left(view.eta_s)} left", 5))
+            parts.append(LinePart(f"{duration(view.eta_s)} left", 5))
     return line(join_parts(parts, width))
 
 
 def machine_lines(snapshot: Snapshot, width: int, clock: Clock) -> list[Line]:
     """Return the table of machines. Measurements that are old are replaced by their time."""
     view = snapshot.view
-    head = ["machine", "state", "device", "memory", "temp", "power", "load", "own speed", "share"]
+    head = ["machine", "state", "device", "memory", "temp", "power", "load", "samples/s", "share"]
     if width >= 110:
         head.append("since")
     rows = [_machine_row(machine, view, clock)[: len(head)] for machine in view.machines]
@@ -108,8 +109,8 @@ def _machine_row(machine: MachineView, view: RunView, clock: Clock) -> list[str]
         _memory(machine),
         f"{machine.temperature_c:.0f} °C" if machine.temperature_c is not None else "",
         f"{machine.power_w:.0f} W" if machine.power_w is not None else "",
-        f"{100 * machine.load:.0f} %" if machine.load is not None else "",
-        f"{format_speed(machine.samples_per_s)}/s" if machine.samples_per_s is not None else "",
+        f"{100 * machine.load:.0f} %" if machine.load is not None and machine.state != "ended" else "",
+        format_speed(machine.trained_per_s) if machine.trained_per_s else "",
     ]
     if machine.state in ("left", "died", "evicted", "refused"):
         measured = [""] * len(measured)
@@ -162,12 +163,11 @@ def phase_lines(view: RunView, width: int) -> list[Line]:
     longest = max(phase.measured_s or 0.0 for phase in shown) or 1.0
     bar = _BAR if width >= 66 else _SHORT_BAR
     rows += [(*_phase_row(phase), "█" * round((phase.measured_s or 0.0) / longest * bar)) for phase in shown]
-    measured = [phase.measured_s for phase in view.phases if phase.measured_s is not None]
-    rows.append(
-        ("together", _seconds(sum(measured) if measured else None), _seconds(view.predicted_step_s), "")
-    )
+    rows.append(("together", _seconds(view.step_s), _seconds(view.predicted_step_s), ""))
     texts = table(rows, width=width).split("\n")
-    return [fitted(line(text, "plain" if place else "faint"), width) for place, text in enumerate(texts)]
+    lines = [fitted(line(text, "plain" if place else "faint"), width) for place, text in enumerate(texts)]
+    recent = recent_meaning(view)
+    return [*lines, *(wrapped(f"measured: {recent}", width, "faint") if recent else ())]
 
 
 def _phase_row(phase: PhaseView) -> tuple[str, str, str]:
@@ -207,16 +207,16 @@ def plan_lines(plans: Sequence[PlanView], width: int) -> list[Line]:
     lines: list[Line] = []
     for plan in reversed(plans):
         lines += wrapped(
-            f"from step {plan.step:,}: {because(plan.sync or plan.name, plan_reason(plan))}",
+            f"from step {plan.step:,}: {because(plan_title(plan), plan_reason(plan))}",
             width,
             indent="  ",
         )
-        facts = [
-            f"predicted {_seconds(plan.predicted_step_s)} a step",
-            f"measured {_seconds(plan.measured_step_s)}",
-        ]
+        facts = [f"predicted {_seconds(plan.predicted_step_s)} a step"]
+        if plan.measured_steps:
+            steps = counted(plan.measured_steps, "step")
+            facts.append(f"measured {_seconds(plan.measured_step_s)} (mean of {steps})")
         shares = [f"{name} {share:.0f}" for name, share in plan.shares.items()]
-        facts += [f"samples of a step: {', '.join(shares)}"] if shares else []
+        facts += [f"expected samples of a step: {', '.join(shares)}"] if shares else []
         lines += wrapped("  " + "; ".join(facts), width, "faint", "  ")
     return lines
 

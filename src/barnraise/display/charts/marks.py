@@ -12,7 +12,7 @@ from barnraise.history.view import CurveMark, EventKind
 ROW = 15  # height of a row of texts
 ROWS = 3
 _NEAR = 7.0  # marks closer than this become one
-_MOST_LETTERS = 22
+_MOST_LETTERS = 30
 _CAME = ("br-came", "M0,-4 L4,3 L-4,3 Z")
 _WENT = ("br-went", "M0,4 L4,-3 L-4,-3 Z")
 _HELD = ("br-held", "M-4,-4 H-1 V4 H-4 Z M1,-4 H4 V4 H1 Z")
@@ -30,7 +30,19 @@ _SIGNS: dict[EventKind, tuple[str, str]] = {
     "rollback": _BACK,
 }
 _RANKS: dict[EventKind, int] = {"died": 0, "evicted": 0, "left": 0, "paused": 1, "rollback": 3, "plan": 4}
-SIGN_MEANINGS = "▲ came or recovered   ▼ went or died   ‖ paused   ◆ new plan   ◀ rollback"
+_MEANINGS = {
+    _CAME: "▲ came or recovered",
+    _WENT: "▼ went or died",
+    _HELD: "‖ paused",
+    _PLAN: "◆ new plan",
+    _BACK: "◀ rollback",
+}
+
+
+def sign_meanings(marks: Iterable[CurveMark]) -> str:
+    """Return what the signs of these marks mean."""
+    used = {_SIGNS.get(mark.kind, _PLAN) for mark in marks}
+    return "   ".join(meaning for sign, meaning in _MEANINGS.items() if sign in used)
 
 
 @dataclass(frozen=True)
@@ -51,7 +63,8 @@ class _Group:
         mark = self.first
         words = mark.text.split(":", 1)[0].removesuffix(" and trains again")
         words = {"plan": "new plan", "rollback": f"back to step {mark.step:,}"}.get(mark.kind, words)
-        more = f" +{len(self.marks) - 1}" if len(self.marks) > 1 else ""
+        others = [mark.kind for mark in self.marks if mark is not self.first]
+        more = "" if not others else ", new plan" if set(others) == {"plan"} else f", {len(others)} more"
         return shortened(words, _MOST_LETTERS - len(more)) + more
 
 

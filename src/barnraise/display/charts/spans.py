@@ -17,6 +17,16 @@ class MachineSpan:
     end: float
 
 
+def last_commit(view: RunView) -> float:
+    """Return about when the last step was committed; without any step, the end of the run."""
+    end = view.ended_at if view.ended_at is not None else view.at
+    if not view.rates:
+        return end
+    last = view.rates[-1]
+    later = max(0, view.step - last.step - 1) / last.steps_per_s if last.steps_per_s else 0.0
+    return min(end, last.at + later)
+
+
 def machine_spans(view: RunView) -> dict[str, tuple[MachineSpan, ...]]:
     """Return the times of each machine, by node; they do not overlap.
 
@@ -31,7 +41,7 @@ def machine_spans(view: RunView) -> dict[str, tuple[MachineSpan, ...]]:
             by_node[event.node].append(event)
     prepares = view.start.is_session and not view.rates
     first = view.rates[0].at if view.rates else view.started_at
-    end = max(view.started_at, view.ended_at if view.ended_at is not None else view.at)
+    end = max(view.started_at, last_commit(view) if view.ended_at is not None and view.rates else view.at)
     return {
         machine.node: _spans(
             by_node[machine.node], max(view.started_at, min(first, end)), end, is_there=not prepares

@@ -14,6 +14,7 @@ from barnraise.history.view import RunView
 MOST_ROWS = 24
 _ROW, _BAR = 26, 16
 _CLASSES = {"trains": "br-trains", "joining": "br-joining", "paused": "br-paused"}
+TIMELINE_MEANING = "Time since the start. Before the bars: preparing. Dashed: joining. Thin line: away."
 _WORDS = {"refused": "takes no part", "left": "left", "evicted": "evicted", "died": "dead"}
 
 
@@ -94,5 +95,4 @@ def _checkpoints(plot: Plot, view: RunView, top: float) -> Iterator[Element]:
             continue
         last = place
         title = f"step {checkpoint.step} on {', '.join(checkpoint.machines[:8]) or 'no known machine'}"
-        shape = f"M{place:.1f},{top + 3} l5,5 l-5,5 l-5,-5 Z"
-        yield element("path", element("title", title), d=shape, class_="br-checkpoint")
+        yield element("circle", element("title", title), cx=place, cy=top + 8, r=4.5, class_="br-checkpoint")

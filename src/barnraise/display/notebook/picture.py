@@ -15,8 +15,9 @@ from barnraise.display.charts.curve import draw_curve
 from barnraise.display.charts.elements import Element, element, markup, svg_file
 from barnraise.display.charts.scale import short_number
 from barnraise.display.charts.theme import CHART_STYLE, chart_style
-from barnraise.display.charts.timeline import draw_timeline
+from barnraise.display.charts.timeline import TIMELINE_MEANING, draw_timeline
 from barnraise.display.losses import loss_summary
+from barnraise.display.meanings import recent_meaning
 from barnraise.history.sentences import counted, duration
 from barnraise.history.view import EventView, MachineView, RunView
 
@@ -48,7 +49,13 @@ def draw_picture(view: RunView, problem: str = "") -> str:
         element("p", element("strong", view.start.title or view.run), f": {view.headline}"),
         element("p", summary) if (summary := loss_summary(view)) else None,
         element("p", " · ".join(figures(view)), class_="quiet"),
+        element(
+            "p", f"{curve.name} over the {view.counts}s; thin: as logged, thick: smoothed", class_="quiet"
+        )
+        if curve is not None
+        else None,
         _image(draw_curve(curve, view.marks, height=240), curve.name) if curve is not None else None,
+        element("p", TIMELINE_MEANING, class_="quiet") if view.started_at is not None else None,
         _image(draw_timeline(view), "times of the machines") if view.started_at is not None else None,
         _machines(view),
         *(element("p", _event(view, event), class_="quiet") for event in _newest_events(view)),
@@ -77,7 +84,7 @@ def figures(view: RunView) -> Iterator[str]:
     if curve is not None:
         yield f"{curve.name} {short_number(curve.newest, 4)}"
     if view.ended_at is None and view.samples_per_s:
-        yield f"{short_number(view.samples_per_s)} samples/s"
+        yield f"{short_number(view.samples_per_s)} samples/s ({recent_meaning(view)})"
     yield f"{duration(view.elapsed_s)} so far" if view.ended_at is None else duration(view.elapsed_s)
     if view.eta_s is not None:
         yield f"about {duration(view.eta_s)} left"
@@ -124,7 +131,7 @@ def _row(machine: MachineView) -> tuple[str, ...]:
         machine.device or "–",
         "–" if machine.share is None else f"{100 * machine.share:.0f} %",
         "–" if machine.used_bytes is None else format_size(machine.used_bytes),
-        "–" if machine.load is None else f"{100 * machine.load:.0f} %",
+        "–" if machine.load is None or machine.state == "ended" else f"{100 * machine.load:.0f} %",
         "–" if machine.power_w is None else f"{short_number(machine.power_w)} W",
     )
 

@@ -6,11 +6,12 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from barnraise.display.charts.spans import machine_spans
+from barnraise.display.charts.spans import last_commit, machine_spans
 from barnraise.history.sentences import counted, duration
 from barnraise.history.view import MachineView, RunView
 
 _LEAST_S = 1e-3
+BETWEEN = "between the steps"
 _LOSSES = frozenset(["died", "evicted", "left"])
 
 
@@ -53,13 +54,16 @@ def time_parts(view: RunView) -> list[tuple[str, float]]:
 
     The rest that is neither before nor after the steps went into steps that do not count, and into restarts.
     """
-    phases = [(name, seconds) for name, seconds in view.phase_totals_s.items() if seconds > 0]
+    names = {"waiting": BETWEEN}
+    phases = [
+        (names.get(name, name), seconds) for name, seconds in view.phase_totals_s.items() if seconds > 0
+    ]
     rest = max(0.0, view.elapsed_s - sum(seconds for _, seconds in phases))
     before = min(rest, max(0.0, _first_begin(view) - view.started_at)) if view.started_at is not None else 0.0
-    after = min(rest - before, max(0.0, _end(view) - _last_commit(view)))
+    after = min(rest - before, max(0.0, _end(view) - last_commit(view)))
     lost = rest - before - after
     parts = [
-        ("before the first step", before),
+        ("preparing, before the first step", before),
         *phases,
         ("dropped steps and restarts", lost),
         ("after the last step", after),
@@ -79,14 +83,6 @@ def _first_begin(view: RunView) -> float:
     return first.at - (1 / first.steps_per_s if first.steps_per_s else 0.0)
 
 
-def _last_commit(view: RunView) -> float:
-    """Return about when the last step was committed."""
-    if not view.rates:
-        return _end(view)
-    last = view.rates[-1]
-    return last.at + max(0, view.step - last.step - 1) / last.steps_per_s if last.steps_per_s else last.at
-
-
 def step_sentences(view: RunView) -> list[str]:
     """Return which steps and samples count, and what was lost."""
     noun = view.counts
@@ -101,7 +97,7 @@ def step_sentences(view: RunView) -> list[str]:
         sentences.append(f"They contain {counted(view.samples, 'sample')}.")
     if view.samples and view.batch:
         expected = held * view.batch
-        same = "as many" if expected == view.samples else f"not {view.samples:,}"
+        same = "which is the same" if expected == view.samples else f"not {view.samples:,}"
         sentences.append(
             f"A {noun} has {counted(view.batch, 'sample')}; {held:,} × {view.batch:,} = {expected:,}, {same}."
         )
@@ -126,11 +122,12 @@ def _recoveries(view: RunView) -> list[str]:
         )
     elif view.step > view.first_step:
         sentences.append(f"No committed {view.counts} was lost.")
-    if losses or failures:
+    if losses:
         sentences.append(
-            f"A machine left or died {counted(losses, 'time')}; workers failed {counted(failures, 'time')}; "
-            f"machines came back {counted(returns, 'time')}."
+            f"Machines left or died {counted(losses, 'time')} and came back {counted(returns, 'time')}."
         )
+    if failures:
+        sentences.append(f"Without the loss of a machine, workers failed {counted(failures, 'time')}.")
     waiting = view.phase_totals_s.get("waiting", 0.0)
     if waiting >= 1:
         sentences.append(f"Between the steps, {duration(waiting)} went into recovery and new groups.")

@@ -93,7 +93,13 @@ def _tiles(view: RunView) -> list[tuple[str, str]]:
         ("samples/s, whole run", short_number(mean)),
     ]
     if curve is not None:
-        pairs.insert(1, (f"newest {curve.name[:24]}", short_number(curve.newest, 4)))
+        pairs.insert(
+            1,
+            (
+                f"{'newest' if view.ended_at is None else 'last'} {curve.name[:24]}",
+                short_number(curve.newest, 4),
+            ),
+        )
         pairs.insert(2, (f"lowest {curve.name[:24]}", short_number(curve.lowest, 4)))
     if view.energy_j is not None:
         pairs.append(("energy, as measured", format_energy(view.energy_j)))

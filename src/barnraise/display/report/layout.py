@@ -29,7 +29,8 @@ caption {{ text-align: left; padding-bottom: 4px; }}
   margin: 14px 0; }}
 .tiles div {{ background: var(--br-soft); border-radius: 6px; padding: 8px 10px; }}
 .tiles dt {{ color: var(--br-quiet); font-size: 0.8rem; }}
-.tiles dd {{ margin: 0; font-size: 1.15rem; font-weight: 600; font-variant-numeric: tabular-nums; }}
+.tiles dd {{ margin: 0; white-space: nowrap; font-size: 1.15rem; font-weight: 600;
+  font-variant-numeric: tabular-nums; }}
 figure {{ margin: 10px 0 16px; }}
 .narrow {{ display: none; }}
 .scroll {{ overflow-x: auto; }}

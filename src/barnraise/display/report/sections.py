@@ -8,21 +8,35 @@ from barnraise.core.units import format_size
 from barnraise.display.charts.bars import draw_phases, draw_stacks
 from barnraise.display.charts.curve import draw_curve, draw_rates
 from barnraise.display.charts.elements import Element, element
-from barnraise.display.charts.marks import SIGN_MEANINGS
+from barnraise.display.charts.marks import sign_meanings
 from barnraise.display.charts.network import draw_network
 from barnraise.display.charts.scale import short_number, short_seconds
-from barnraise.display.charts.timeline import draw_timeline
+from barnraise.display.charts.timeline import TIMELINE_MEANING, draw_timeline
+from barnraise.display.meanings import PHASE_MEANINGS, plan_title, recent_meaning
 from barnraise.display.report.accounting import machine_uses, step_sentences, time_parts
 from barnraise.display.report.energy import EnergyPrice, energy_sentences, format_energy
 from barnraise.display.report.layout import figure, paragraphs, section, table
-from barnraise.history.sentences import because, duration, plan_reason
+from barnraise.history.sentences import because, counted, duration, plan_reason
 from barnraise.history.view import CurveView, RunView
 
 _MOST_CURVES = 6
 _MOST_ROWS = 300
 _MOST_REASONS = 5
-_USE = ("machine", "trained", "mean load", "most memory", "hottest", "mean power", "own speed", "share")
-_STEP_TIMES = "Time of a step under each plan; measured: the median."
+_USE = (
+    "machine",
+    "trained",
+    "mean load",
+    "most memory",
+    "hottest",
+    "mean power",
+    "speed",
+    "share",
+)
+_USE_MEANING = (
+    "Mean load: of the device, or else of the processor, with all its programs. Speed: while it computes, "
+    "without waiting for others. Share: of the samples of the run."
+)
+_STEP_TIMES = "Time of a step under each plan. Measured: the mean of its steps, until the machines changed."
 
 
 def result_section(view: RunView) -> Element:
@@ -36,9 +50,9 @@ def result_section(view: RunView) -> Element:
         f"Result: {main.name}",
         figure(
             lambda width: draw_curve(main, view.marks, width=width),
-            f"Thin: as logged. Thick: smoothed. {SIGN_MEANINGS}",
+            f"By {view.counts}. Thin: as logged. Thick: smoothed. {sign_meanings(view.marks)}",
         ),
-        table(("value", "newest", "lowest"), rows[:_MOST_ROWS]),
+        table(("value", "last" if view.ended_at is not None else "newest", "lowest"), rows[:_MOST_ROWS]),
         *(_small_curve(curve) for curve in others[: _MOST_CURVES - 1]),
     )
 
@@ -58,7 +72,7 @@ def machines_section(view: RunView) -> Element:
     more = len(changes) - len(rows)
     return section(
         "Times of the machines",
-        figure(lambda width: draw_timeline(view, width=width), "Time since the start of the run."),
+        figure(lambda width: draw_timeline(view, width=width), TIMELINE_MEANING),
         table(("time", "step", "what happened"), rows) if rows else _plain("No machine came or went."),
         _plain(f"{more:,} more changes are not shown.") if more > 0 else None,
         element("h3", "Speed of all machines together"),
@@ -84,7 +98,7 @@ def time_section(view: RunView) -> Element:
             "–" if use.highest_c is None else f"{use.highest_c:.0f} °C",
             "–" if use.mean_w is None else f"{short_number(use.mean_w)} W",
             _speed(use.machine.samples_per_s),
-            _percent(use.machine.share) if use.machine.state in ("trains", "ended") else "–",
+            _percent(use.machine.share),
         )
         for use in machine_uses(view)
     ]
@@ -95,7 +109,7 @@ def time_section(view: RunView) -> Element:
         else _plain("The times of the steps were not measured."),
         table(("part", "time", "of the run"), rows) if is_measured else None,
         element("h3", "Use of the machines"),
-        table(_USE, uses),
+        table(_USE, uses, _USE_MEANING),
         *(_plain(sentence) for sentence in _unmeasured(uses)),
     )
 
@@ -112,7 +126,7 @@ def _unmeasured(uses: Sequence[Sequence[str]]) -> Iterator[str]:
 
 def losses_section(view: RunView) -> Element:
     """Return what was lost and recovered, with each failure."""
-    failures = [event for event in view.events if event.kind == "failure"]
+    failures = [event for event in view.events if event.kind == "failure" or event.detail]
     return section(
         "What was lost and recovered",
         paragraphs(step_sentences(view), "warning" if view.missing else None),
@@ -138,23 +152,28 @@ def plans_section(view: RunView) -> Element:
             plan.sync,
             short_seconds(plan.predicted_step_s),
             short_seconds(plan.measured_step_s),
+            f"{plan.measured_steps:,}",
             _difference(plan.predicted_step_s, plan.measured_step_s),
         )
         for plan in view.plans[:_MOST_ROWS]
     ]
     return section(
         "Plan against reality",
-        table(("plan", "how", "predicted", "measured", "difference"), rows, _STEP_TIMES),
+        table(
+            ("plan", "how", "predicted", "measured", f"of {view.counts}s", "difference"), rows, _STEP_TIMES
+        ),
         figure(
             lambda width: draw_phases(view.phases, width=width),
-            "Where the time of a step goes: mean of the newest steps, and the prediction of the last plan.",
+            f"Where the time of a step goes: {recent_meaning(view)}, and the prediction of the last plan. "
+            f"{PHASE_MEANINGS}",
         ),
         *(
             part
             for plan in view.plans[-_MOST_REASONS:]
             for part in (
                 element("h3", f"Plan from {view.counts} {plan.step:,}"),
-                element("p", because(plan.name, plan_reason(plan))),
+                element("p", because(plan_title(plan), plan_reason(plan))),
+                _plain(f"The planner calls it {plan.name}."),
             )
         ),
     )
@@ -173,7 +192,17 @@ def checkpoints_section(view: RunView) -> Element:
     ]
     if not rows:
         return section("Checkpoints", _plain("No checkpoint was recorded."))
-    return section("Checkpoints", table(("step", "time", "size", "machines that hold it"), rows))
+    later = view.step - view.checkpoints[-1].step
+    return section(
+        "Checkpoints",
+        table(("step", "time", "size", "machines that hold it"), rows),
+        _plain(
+            f"{counted(later, view.counts)} came after the newest checkpoint. "
+            "What the script itself saved is not in this record."
+        )
+        if later > 0
+        else None,
+    )
 
 
 def energy_section(view: RunView, price: EnergyPrice | None) -> Element:
@@ -200,7 +229,7 @@ def network_section(view: RunView) -> Element:
     return section(
         "Machines and links",
         figure(lambda width: draw_network(view, width=width), "A dashed line is a slow link."),
-        table(("link", "speed", "round trip"), rows) if rows else _plain("No link was measured."),
+        table(("link", "speed", "there and back"), rows) if rows else _plain("No link was measured."),
     )
 
 

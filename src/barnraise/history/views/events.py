@@ -20,10 +20,13 @@ from barnraise.history.entries import (
     RunStart,
     TrainingGoal,
 )
-from barnraise.history.sentences import because, change_text, counted
+from barnraise.history.machines.deaths import with_deaths
+from barnraise.history.sentences import because, change_text, counted, listed
 from barnraise.history.view import CheckpointView, CurveMark, EventLevel, EventView, RunState
 
 _STOPPED = 130
+_SIGKILL = 9
+_KILLED = "Signal 9 often means that the memory was full, or that a person ended the process."
 _MARKED = frozenset(
     ["joined", "left", "paused", "resumed", "evicted", "died", "recovered", "plan", "rollback"]
 )
@@ -43,7 +46,8 @@ class RunEvents:
         self.groups = _of(entries, GroupStart)
         self.plans = sorted(_of(entries, PlanAdopted), key=lambda plan: (plan.step, plan.at))
         self.facts = {facts.node: facts for facts in _of(entries, MachineFacts)}
-        self.changes = {change.node: change for change in _of(entries, MembershipChange)}
+        self.moves = _of(entries, MembershipChange)
+        self.changes = {change.node: change for change in self.moves}
 
     def name(self, node: bytes) -> str:
         """Return the name of a machine, or the beginning of its id."""
@@ -75,7 +79,7 @@ class RunEvents:
     @cached_property
     def shown(self) -> tuple[EventView, ...]:
         """Return all events in words, by time."""
-        events = [event for entry in self._entries for event in self._events_of(entry)]
+        events = with_deaths(event for entry in self._entries for event in self._events_of(entry))
         for checkpoint in self.checkpoints:
             text = _checkpoint_text(checkpoint)
             event = EventView(at=checkpoint.at, kind="checkpoint", step=checkpoint.step, text=text)
@@ -111,16 +115,20 @@ class RunEvents:
                     step=step,
                     node=node.hex(),
                 )
-            case PlanAdopted(at=at, step=step, name=name, reason=reason):
-                words = name if reason.startswith(name) else because(name, reason)  # plans have the rest
-                yield EventView(at=at, kind="plan", step=step, text=f"new plan: {words}")
+            case PlanAdopted(at=at, step=step, sync=sync, shares=shares):
+                names = [self.name(node) for node, _ in shares]
+                text = f"new plan{f' for {listed(names)}' if names else ''}: {sync}"
+                yield EventView(at=at, kind="plan", step=step, text=text)
             case GroupStart(at=at, step=step, origin=origin, dropped=dropped) if dropped:
                 source = "the checkpoint" if origin == "checkpoint" else "the state"
                 text = f"training went back to {source} of step {step}; {counted(dropped, 'step')} dropped"
                 yield EventView(at=at, kind="rollback", level="warning", step=step, text=text)
-            case FailureNote(at=at, node=node, sentence=sentence, tail=tail):
+            case FailureNote(at=at, node=node, sentence=sentence, tail=tail, signal=signal):
                 text = because(f"a worker on {self.name(node)} failed", sentence)
-                yield EventView(at=at, kind="failure", level="error", text=text, node=node.hex(), detail=tail)
+                detail = "\n".join(filter(None, (_KILLED if signal == _SIGKILL else "", tail)))
+                yield EventView(
+                    at=at, kind="failure", level="error", text=text, node=node.hex(), detail=detail
+                )
             case NoteEntry(at=at, text=text, node=node, step=step, is_warning=is_warning):
                 level = "warning" if is_warning else "info"
                 yield EventView(at=at, kind="note", level=level, text=text, step=step, node=node.hex())

@@ -46,6 +46,10 @@ class Measurements:
         """Return samples of each machine over time, at equal distances."""
         return {node.hex(): series.thinned() for node, series in self._series.items()}
 
+    def shares(self) -> dict[bytes, list[tuple[float, float]]]:
+        """Return the shares of each machine, with the time of each, in order."""
+        return {node: sorted(series.shares) for node, series in sorted(self._series.items())}
+
     def links(self, name_of: Callable[[bytes], str]) -> tuple[LinkView, ...]:
         """Return the newest measurement of each link; the same object if nothing has changed."""
         names = {node: name_of(node) for pair in self._changed for node in pair}
@@ -72,6 +76,7 @@ class _Series:
     """Samples of one machine by time."""
 
     def __init__(self) -> None:
+        self.shares: list[tuple[float, float]] = []  # time and value
         self._points: list[SamplePoint] = []
         self._newest: dict[str, tuple[float, float]] = {}  # time and value, by field
 
@@ -89,6 +94,8 @@ class _Series:
             sample.load,
         )
         self._points.insert(place, point)
+        if sample.share is not None:
+            self.shares.append((sample.at, sample.share))
         for name in _FIELDS:
             value = getattr(sample, name)
             if value is not None and self._newest.get(name, _NEVER)[0] <= sample.at:

@@ -11,6 +11,8 @@ from barnraise.planning.plan.calibration import Calibration
 from barnraise.planning.plan.plan_details import flows_of, slowest_link
 from barnraise.planning.plan.plans import Plan, SlowestLink, listed
 
+_MUCH = 2.0  # factor of a calibration that is told
+
 
 def plan_name(problem: PlanProblem, price: StepCost) -> str:
     names = _members(problem, price)
@@ -30,14 +32,14 @@ def plan_reason(problem: PlanProblem, price: StepCost, best_alone: StepCost, lin
         member = problem.cluster.members[price.group[0]]
         return f"{seconds}: {member.samples_per_s:.3g} samples/s ({member.source})."
     ratio = price.samples_per_s / best_alone.samples_per_s
-    text = (
-        f"{seconds}, {ratio:.2f} times the speed of {_members(problem, best_alone)} alone: {_phases(price)}."
-    )
+    alone = f"{_members(problem, best_alone)} alone, which would need {format_duration(best_alone.step_s)}"
+    text = f"{seconds}, {ratio:.2f} times the speed of {alone}: {_phases(price)}."
     if link is not None:
         text += (
             f" The slowest path, from {link.source} to {link.target} at {format_rate(link.mbps * 1e6)}, "
             f"carries {format_size(link.bytes_per_step)} a step."
         )
+        text += _calibrated(problem, price)
     if price.kind == "local_steps":
         steps = (
             f"{min(price.counts)} to {max(price.counts)}" if len(set(price.counts)) > 1 else price.counts[0]
@@ -92,8 +94,20 @@ def _members(problem: PlanProblem, price: StepCost) -> str:
 
 def _phases(price: StepCost) -> str:
     return (
-        f"computing {format_duration(price.compute_s)}, visible communication "
-        f"{format_duration(price.communication_s)}, waiting {format_duration(price.waiting_s)}"
+        f"computing {format_duration(price.compute_s)}, communication that is not hidden "
+        f"{format_duration(price.communication_s)}, waiting for the slowest machine "
+        f"{format_duration(price.waiting_s)}, other {format_duration(price.overhead_s)}"
+    )
+
+
+def _calibrated(problem: PlanProblem, price: StepCost) -> str:
+    """Return how the measured steps changed the predicted time of communication, if much."""
+    factor = problem.calibration.factor(price.traffic) if price.traffic is not None else 1.0
+    if 1 / _MUCH < factor < _MUCH:
+        return ""
+    return (
+        f" By the speed and the round trips of the links, all transfers would need "
+        f"{format_duration(price.transfer_s)}; measured steps needed {factor:.2g} times that."
     )
 
 
@@ -141,6 +155,6 @@ def _with_auto(problem: PlanProblem, chosen: Plan, prices: Sequence[StepCost]) -
         form = f"rounds of {lossy.period} local steps with {form}"
     times = lossy.samples_per_s / chosen.samples_per_s
     return (
-        f" With sync 'auto', {form} would be {times:.2f} times as fast, at an expected cost of "
-        f"{lossy.quality.cost:.1%} of the loss."
+        f" An option that changes the result: with --sync auto, {form} would be {times:.2f} times as fast, "
+        f"and the loss is expected to end {lossy.quality.cost:.1%} higher."
     )

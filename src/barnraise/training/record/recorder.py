@@ -29,6 +29,7 @@ from barnraise.training.autotune.tuner import SyncChoice
 from barnraise.training.group.interface import GroupManager
 from barnraise.training.metrics import Logged, MetricsLog
 from barnraise.training.record.entry_writer import EntryWriter, Item, node_of
+from barnraise.training.record.share_counter import ShareCounter
 from barnraise.training.record.sinks import RecordSink
 from barnraise.training.record.step_counters import StepCounters
 from barnraise.training.record.step_trace import TracedStep, open_trace
@@ -67,7 +68,8 @@ class RunRecorder:
         self._last_commit = time.perf_counter()
         self._counters = StepCounters()
         self._trace = open_trace(os.environ.get("BARNRAISE_RUN", "alone"))
-        self._last_sample = 0.0
+        self._share, self._is_writer = ShareCounter(), False
+        self._sample_slot = -1  # all machines write at the same quarters of a minute
         self._previous: StepRow | None = None  # the newest commit, whose values are not known yet
         self._previous_rank = 0  # of this worker at that commit
         self._held: deque[tuple[float, Item]] = deque(maxlen=_MOST_HELD)
@@ -107,14 +109,17 @@ class RunRecorder:
             phases,
             manager.provisional,
         )
-        is_writer = is_first_of_machine(self._manager)
+        self._is_writer = is_writer = is_first_of_machine(self._manager)
         self._queue_values(self._previous, is_writer)
         self._previous, self._previous_rank = row, manager.rank
         if row.stride > 0:
             self._queue_row(row, is_writer)
-        if is_writer and row.stride > 0 and now - self._last_sample >= _SAMPLE_S:
-            self._last_sample = now
-            self._queue_speeds(at)
+        machines = manager.machines()
+        self._share.add(machines, machines[manager.rank], self._throughput.assigned)
+        if row.stride > 0 and int(at / _SAMPLE_S) != self._sample_slot:
+            self._sample_slot, share = int(at / _SAMPLE_S), self._share.take()
+            if is_writer:
+                self._queue_speeds(at, share)
 
     def _count(self, steps: int, seconds: float, phases: Sequence[float]) -> None:
         """Count the commit in the metrics of this worker."""
@@ -143,6 +148,9 @@ class RunRecorder:
     def close(self) -> None:
         """Write the rest, with this worker's values of the last step, when the script ends."""
         self._queue_newest()
+        share, node = self._share.take(), self._writer.node
+        if self._is_writer and share is not None and node is not None:
+            self._writer.put(MachineSample(time.time(), node, share=share))
         self._writer.close()
 
     def _queue_newest(self) -> None:
@@ -212,22 +220,18 @@ class RunRecorder:
                 )
             )
 
-    def _queue_speeds(self, at: float) -> None:
-        """Queue the speed of this machine's workers, and their part of a step."""
+    def _queue_speeds(self, at: float, share: float | None) -> None:
+        """Queue the speed of this machine's workers, and their part of the samples since the last time."""
         if (total := self.total_steps()) != self._written_total:
             self._written_total = total
             metric = os.environ.get(METRIC_VARIABLE, "")[:_MAX_NAME]
             self._writer.put(TrainingGoal(at, total, self._batch, metric=metric))
         speeds, machines = self._throughput.speeds, self._manager.machines()
         node = self._writer.node
-        if node is None or len(speeds) != len(machines):
+        if node is None:
             return
-        own = sum(
-            speed
-            for speed, machine in zip(speeds, machines, strict=True)
-            if machine == machines[self._manager.rank]
-        )
-        share = min(1.0, own / sum(speeds)) if sum(speeds) else None
+        pairs = zip(machines, speeds, strict=True) if len(speeds) == len(machines) else ()
+        own = sum(speed for machine, speed in pairs if machine == machines[self._manager.rank])
         self._writer.put(MachineSample(at, node, samples_per_s=own or None, share=share))
 
 

@@ -55,6 +55,7 @@ def assign_all(
         raise ProtocolError("a worker has completed micro-batches that the step does not have")
     assignment = assigner(units, completed, speeds_of(throughput, world), throughput.ranks_to_retry(world))
     counts = [len(assignment[rank]) + len(completed.get(rank, ())) for rank in range(world)]
+    throughput.assigned = tuple(counts)
     return assignment, throughput.note_assignment(counts) if len(units) >= world else []
 
 

@@ -19,11 +19,13 @@ _LAST_RETRY = 1024
 class Throughput:
     """Moving averages of all workers' speeds; this worker's own speed is measured here.
 
-    ``speeds``: samples per second by rank. ``phases``: where the time since the last commit went.
+    ``speeds``: samples per second by rank. ``assigned``: micro-batches of the newest assigned step by rank.
+    ``phases``: where the time since the last commit went.
     """
 
     def __init__(self) -> None:
         self.speeds: list[float] = []
+        self.assigned: tuple[int, ...] = ()
         self.phases = PhaseClock()
         self._data_s = 0.0  # of the phase, when the micro-batch started
         self._own_speed = 0.0  # 0: unknown

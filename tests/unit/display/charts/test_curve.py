@@ -46,7 +46,7 @@ def _classes(picture: Element) -> set[str]:
 def test_curve_names_machines_that_came_and_went() -> None:
     picture = draw_curve(VIEW.curves[0], VIEW.marks)
     texts = " | ".join(_texts(picture))
-    for words in ("new plan", "nas is paused +1", "mac died", "mac has recovered"):
+    for words in ("new plan", "nas is paused, new plan", "mac died", "mac has recovered"):
         assert words in texts
     smooth = next(each for each in picture.iter("polyline") if each.get("class") == "br-smooth")
     assert len(smooth.get("points", "").split()) == 600
@@ -79,7 +79,8 @@ def test_spans_follow_the_events() -> None:
     for each in spans.values():
         assert all(before.end == after.start for before, after in pairwise(each))
         assert START < each[0].start < START + 60, "preparation is not training"
-        assert each[-1].end == VIEW.ended_at
+        assert VIEW.ended_at is not None
+        assert VIEW.ended_at - 5 < each[-1].end < VIEW.ended_at, "what follows the last step is not training"
 
 
 def test_session_without_a_step_does_not_claim_to_train() -> None:

@@ -42,8 +42,8 @@ def test_report_of_ended_run_says_what_happened() -> None:
         "nas is paused: its link slows the others",
         "mac died: its worker was killed by signal 9",
         "600 steps count, each exactly once. They contain 115,200 samples.",
-        "A step has 192 samples; 600 × 192 = 115,200, as many.",
-        "mac died at step 320 and came back at step 410. No step that counts was lost.",
+        "A step has 192 samples; 600 × 192 = 115,200, which is the same.",
+        "mac died at step 320 and came back at step 410. No step was lost.",
         "No committed step was lost.",
         "exact gradients in a ring, every step",
         "barnraise run train.py --epochs 3",
@@ -97,8 +97,8 @@ def test_report_of_nothing_says_what_is_not_known() -> None:
 def test_parts_of_the_time_sum_up_to_the_run() -> None:
     parts = dict(time_parts(VIEW))
     assert sum(parts.values()) == pytest.approx(VIEW.elapsed_s)
-    assert parts["waiting"] == pytest.approx(18, abs=0.5), "three breaks of six seconds"
-    assert parts["before the first step"] == pytest.approx(40, abs=0.5)
+    assert parts["between the steps"] == pytest.approx(18, abs=0.5), "three breaks of six seconds"
+    assert parts["preparing, before the first step"] == pytest.approx(40, abs=0.5)
     assert parts["after the last step"] == pytest.approx(2, abs=0.5)
     assert "dropped steps and restarts" not in parts
     assert parts["compute"] > parts["communication"] > parts["vote"] > 0
@@ -117,7 +117,7 @@ def test_missing_and_dropped_steps_are_named() -> None:
     text = " ".join(step_sentences(view))
     assert "3 steps of them have no entry in any log" in text
     assert "20 steps were computed and then dropped" in text
-    assert "597 × 192 = 114,624, as many" in text
+    assert "597 × 192 = 114,624, which is the same" in text
 
 
 def test_run_without_a_step_says_so() -> None:

@@ -10,7 +10,15 @@ import pytest
 
 from barnraise.core.errors import AgentError
 from barnraise.history.columns import unpack_column
-from barnraise.history.entries import Entry, GroupStart, OwnValues, StepBatch, TrainingGoal, ValueBatch
+from barnraise.history.entries import (
+    Entry,
+    GroupStart,
+    MachineSample,
+    OwnValues,
+    StepBatch,
+    TrainingGoal,
+    ValueBatch,
+)
 from barnraise.history.merge import merge
 from barnraise.training.group.single import SingleWorkerManager
 from barnraise.training.metrics import MetricsLog
@@ -178,3 +186,15 @@ def test_phases_of_a_step_add_up_to_its_time() -> None:
     ticks, communication = steps[-1].ticks[-1], steps[-1].phases[2][-1]
     assert communication >= 200
     assert sum(column[-1] for column in steps[-1].phases) == pytest.approx(ticks, abs=3)
+
+
+def test_share_of_a_machine_is_of_the_micro_batches_that_it_got() -> None:
+    worker = Worker(rank=1, machines=("aa", "bb", "bb"))
+    worker.throughput.assigned = (4, 3, 1)
+    for step in range(3):
+        worker.commit(float(step))
+    worker.recorder.close()
+    shares = [entry.share for entry in worker.sink.entries if isinstance(entry, MachineSample)]
+    assert shares
+    assert set(shares) == {0.5}
+    assert len(shares) <= 3, "one at the first commit, one at the end, and one at a quarter of a minute"

@@ -1,0 +1,1 @@
+"""Machines of a run: their deaths, and their shares of the samples. Pure."""
