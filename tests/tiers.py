@@ -94,6 +94,7 @@ TABLE = (
     Row("gate", "failure/test_queue.py", "test_jobs_run_one_per_device_*"),
     Row("deep", "failure/test_queue.py"),
     Row("deep", "failure/test_page.py"),
+    Row("deep", "failure/test_split.py"),
     Row("gate", "failure/*"),
     # Whole programs, and real waits of many seconds.
     Row("gate", "benchmarks/test_page.py", "test_update_with_many_machines_*"),
