@@ -31,7 +31,7 @@ from block_model import BlockModel, loader
 torch.set_num_threads(1)
 node = os.environ.get("BARNRAISE_NODE", "alone")
 (marks / f"pid-{os.getpid()}").write_text(node)
-run = barnraise.init(seed=0, unit=2)
+run = barnraise.init(seed=0, unit=2, checkpoint_s=1.0)
 with run.empty():
     model = BlockModel()
 model, batches = run.split(
@@ -45,9 +45,7 @@ for _ in run.epochs(60):
         loss = model.train_step(batch)
         with open(marks / f"losses-{node}", "a") as file:
             file.write(json.dumps([run.step, run.world, loss]) + "\\n")
-        while node != "alone" and run.step >= 8 and not (marks / "killed").exists():
-            time.sleep(0.05)
-        if (marks / "killed").exists() and not (marks / "go").exists():
+        if node != "alone" and run.step >= 8 and not (marks / "go").exists():
             time.sleep(0.5)
 run.save(marks / f"{node}.safetensors")
 """
@@ -55,9 +53,7 @@ run.save(marks / f"{node}.safetensors")
 
 def read_losses(path: Path) -> dict[int, float]:
     """Return the loss by step."""
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    assert len({step for step, _, _ in rows}) == len(rows), "a step was committed twice"
-    return {step: loss for step, _, loss in rows}
+    return {step: loss for step, _, loss in map(json.loads, path.read_text().splitlines())}
 
 
 def read_rows(path: Path) -> list[tuple[int, int]]:
@@ -65,13 +61,20 @@ def read_rows(path: Path) -> list[tuple[int, int]]:
     return [(step, world) for step, world, _ in map(json.loads, path.read_text().splitlines())]
 
 
-def test_killed_worker_of_a_split_model_loses_nothing(tmp_path: Path) -> None:
+@pytest.fixture
+def folders(tmp_path: Path) -> tuple[Path, Path]:
+    """Return the folder of the script, and that of the base and of what the workers write."""
     project, marks = tmp_path / "project", tmp_path / "marks"
     project.mkdir()
     write_base(marks / "base")
     model = ROOT / "tests" / "unit" / "training" / "pipeline" / "block_model.py"
     (project / "block_model.py").write_text(model.read_text())
     (project / "train.py").write_text(SCRIPT)
+    return project, marks
+
+
+def train_with_deaths(project: Path, marks: Path, victims: int) -> None:
+    """Train on three agents, kill this many of the workers at once, and wait for the end of the run."""
     with LocalAgents(3) as agents:
         agents.form()
         words = ("run", "--env", "agent", "--detach", "train.py", str(marks))
@@ -79,27 +82,37 @@ def test_killed_worker_of_a_split_model_loses_nothing(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         run = done.stdout.strip().splitlines()[-1]
 
-        def workers() -> list[Path]:
-            return sorted(marks.glob("pid-*"))
+        def rows() -> list[tuple[int, int]]:
+            return [row for path in marks.glob("losses-*") for row in read_rows(path)]
 
-        def reached(step: int) -> bool:
-            return any(step in read_losses(path) for path in marks.glob("losses-*"))
+        agents.until(lambda: any(step >= 8 and world == 3 for step, world in rows()), "all train", PATIENCE_S)
+        if victims > 1:  # a checkpoint of all stages is on a disk
+            agents.until(lambda: checkpoints_of(agents), "a checkpoint is written", PATIENCE_S)
+        workers = sorted(marks.glob("pid-*"))
+        assert len(workers) == 3
+        for worker in workers[:victims]:
+            os.kill(int(worker.name.removeprefix("pid-")), signal.SIGKILL)
+        killed_at = max(rows())[0]
 
-        agents.until(lambda: len(workers()) == 3 and reached(8), "three workers train", PATIENCE_S)
-        os.kill(int(workers()[-1].name.removeprefix("pid-")), signal.SIGKILL)
-        (marks / "killed").touch()
-        killed_at = max(step for path in marks.glob("losses-*") for step, _ in read_rows(path))
-        agents.until(
-            lambda: any(
-                world == 3 and step > killed_at + 1
-                for path in marks.glob("losses-*")
-                for step, world in read_rows(path)
-            ),
-            "the killed worker is back",
-            PATIENCE_S,
-        )
+        def is_back() -> bool:
+            return any(world == 3 and step > killed_at + 1 for step, world in rows())
+
+        agents.until(is_back, "all train again", PATIENCE_S)
         (marks / "go").touch()
         agents.until(lambda: row_of(agents, run).phase == "ended", "the run has ended", PATIENCE_S)
+
+
+def checkpoints_of(agents: LocalAgents) -> list[Path]:
+    """Return the checkpoints on all disks."""
+    places = range(agents.count)
+    return [path for place in places for path in agents.state(place).glob("runs/*/checkpoints/step-*")]
+
+
+@pytest.mark.parametrize("victims", [1, 2])
+def test_deaths_of_workers_change_no_result(victims: int, folders: tuple[Path, Path]) -> None:
+    """The first victim's mirror has its state; of two neighbours, a checkpoint has it."""
+    project, marks = folders
+    train_with_deaths(project, marks, victims)
     alone = train_alone(project, marks)
     saved = [path for path in marks.glob("*.safetensors") if path.stem != "alone"]
     assert saved
@@ -110,12 +123,13 @@ def test_killed_worker_of_a_split_model_loses_nothing(tmp_path: Path) -> None:
             assert (trained[name] - value).abs().max() < 1e-5, name
     expected = read_losses(marks / "losses-alone")
     assert sorted(expected) == list(range(1, STEPS + 1))
-    seen: dict[int, float] = {}
+    seen: set[int] = set()
     for path in marks.glob("losses-*"):
-        for step, loss in read_losses(path).items():
+        losses = read_losses(path)
+        seen |= losses.keys()
+        for step, loss in losses.items():
             assert loss == pytest.approx(expected[step], abs=1e-5), (path.name, step)
-            seen[step] = loss
-    assert set(seen) == set(expected), "every step was committed"
+    assert seen == expected.keys(), "every step was committed"
 
 
 def train_alone(project: Path, marks: Path) -> dict[str, torch.Tensor]:

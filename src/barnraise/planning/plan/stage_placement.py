@@ -39,7 +39,7 @@ class ModelParts(NamedTuple):
 
 
 class StageMachine(NamedTuple):
-    """A machine. ``memory_bytes``: 0 if unknown. ``block_s``: seconds of a block; 0 if unknown.
+    """A machine for one stage. ``memory_bytes``: 0 if unknown. ``block_s``: seconds of a block; or 0.
 
     ``link_s``: seconds in which the activations of a micro-batch reach the next machine; 0 if unknown.
     """

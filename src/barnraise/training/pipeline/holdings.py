@@ -1,4 +1,4 @@
-"""What the members of a group hold of a split model, and what follows from it when they regroup. Pure.
+"""Holdings of the members of a group: their parts of a split model, and decisions when they regroup. Pure.
 
 The model has units: the part before the blocks, each block, and the part after them. A member holds the
 trained state of its stage and, as a mirror, that of the stage before it. A step is applied by a member after
@@ -28,6 +28,8 @@ class StageVote(msgspec.Struct, frozen=True, array_like=True):
     """A worker's vote: it holds the gradients of its stage, and of the one that it mirrors.
 
     ``loss``: of the whole batch, from the last stage; 0 from the others. ``fingerprint``: of the samples.
+    ``checkpoint_due``: rank 0 decides for all. ``can_save``: it is the first worker of its machine, with a
+    disk, and with memory for all trained state.
     """
 
     step: Step
@@ -35,6 +37,8 @@ class StageVote(msgspec.Struct, frozen=True, array_like=True):
     squared_norm: float
     newest_generation: Annotated[int, Meta(ge=-1, le=1 << 50)]
     fingerprint: Annotated[bytes, Meta(max_length=32)] = b""
+    checkpoint_due: bool = False
+    can_save: bool = False
 
 
 class MemberHoldings(msgspec.Struct, frozen=True, array_like=True):
@@ -84,7 +88,10 @@ class Transfer(NamedTuple):
 
 
 def decide_regroup(members: Sequence[MemberHoldings], units: int) -> RegroupDecision:
-    """Decide which step counts, and who has which unit. Raise ProtocolError if the reports contradict."""
+    """Decide which step counts, and which rank has each unit.
+
+    Raise ProtocolError if the reports contradict each other.
+    """
     if len({member.model for member in members}) > 1:
         raise ProtocolError("the workers of this group do not train the same model")
     old = [(rank, member) for rank, member in enumerate(members) if not member.is_fresh]
@@ -132,6 +139,6 @@ def plan_transfers(
         if mirrored is not None:
             wanted |= {*units_of(runs[mirrored], blocks)}
         for unit in sorted(wanted.difference(member.own, member.mirrored)):
-            if unit in holders:
+            if holders.get(unit, rank) != rank:
                 transfers.append(Transfer(unit, holders[unit], rank))
     return transfers

@@ -20,7 +20,7 @@ def usable_memory(device: torch.device) -> int:
             return int(torch.accelerator.get_memory_info(device)[1])
         except (RuntimeError, NotImplementedError, AttributeError):  # MPS shares the computer's memory
             pass
-    return min([psutil.virtual_memory().total, *_group_limits()])
+    return min([int(psutil.virtual_memory().total), *_group_limits()])
 
 
 def _group_limits() -> list[int]:

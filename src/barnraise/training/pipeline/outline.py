@@ -1,8 +1,8 @@
 """Outline of a model: its list of blocks, and which parameters are used before, in and after them.
 
 It comes from one forward pass with tensors that have a shape but no memory. Each parameter belongs to the
-part of the pass that uses it. A part that also uses values of an earlier part, other than what its block
-receives, cannot run on another machine, so such a model is refused.
+part of the pass that uses it. A part that also uses values of an earlier part cannot run on another machine.
+Such a model is refused; only the activations between blocks may connect its parts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _OWN_MODEL = "See docs/split.md for the models that can be split."
 
 
 class BlockForm(NamedTuple):
-    """How the blocks of a model take and return the activations.
+    """Form in which the blocks of a model take and return the activations.
 
     ``argument``: place or name of the argument. ``length``: of the tuple that a block returns with the
     activations first; 0 if it returns them alone.
@@ -73,19 +73,19 @@ def find_blocks(model: nn.Module, path: str | None = None) -> str:
 
     Raise RunError if there is none, or if several lists are equally long.
     """
-    lists = {
+    lists: dict[str, nn.ModuleList | nn.Sequential] = {
         name: module
         for name, module in model.named_modules()
         if isinstance(module, nn.ModuleList | nn.Sequential)
     }
     if path is not None:
-        found = [name for name in lists if name == path or name.endswith(f".{path}")]
-        if len(found) != 1:
+        matches = [name for name in lists if name == path or name.endswith(f".{path}")]
+        if len(matches) != 1:
             raise RunError(
-                f"the model has {len(found)} lists of blocks called {path}",
+                f"the model has {len(matches)} lists of blocks called {path}",
                 hint="Give the name that model.named_modules() shows.",
             )
-        return found[0]
+        return matches[0]
     sizes = {name: len(module) for name, module in lists.items() if isinstance(module, nn.ModuleList)}
     longest = [name for name, size in sizes.items() if size == max(sizes.values(), default=0)]
     if len(longest) != 1 or sizes[longest[0]] < 2:
@@ -133,7 +133,7 @@ class _WithLoss(nn.Module):
         return self._loss(self.model, inputs)
 
 
-class _Trace(TorchDispatchMode):
+class _Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Recorder of the parameters that each part of a forward pass uses.
 
     The autograd graph shows which parameters the result of a part depends on. Activations are detached where
@@ -141,10 +141,10 @@ class _Trace(TorchDispatchMode):
     """
 
     def __init__(self, model: nn.Module, path: str) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.names: dict[int, str] = {}
         self._model = model
-        self._blocks: list[nn.Module] = list(model.get_submodule(path))  # type: ignore[arg-type]
+        self._blocks = list(model.get_submodule(path).children())
         self._path = path
         self._part = _BEFORE
         self._used: dict[int, set[str]] = {part: set() for part in range(_BEFORE, len(self._blocks) + 1)}

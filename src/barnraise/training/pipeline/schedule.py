@@ -118,7 +118,7 @@ class _SeededStage(PipelineStage):
         module.start(bwd_chunk_id)
         start = time.perf_counter()
         try:
-            return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)  # type: ignore[no-untyped-call]
+            return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
         finally:
             module.stage.busy_s += time.perf_counter() - start
 

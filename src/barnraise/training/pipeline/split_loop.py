@@ -1,16 +1,17 @@
 """Step loop of one worker that holds a stage of a split model.
 
 A step runs through the pipeline. Then each worker sends the gradients of its trained parameters to the next
-one, which mirrors them, and all vote. When all have voted, all apply the step: that is a commit. If the group
-fails, the workers regroup: they place the blocks again, move trained state from a worker that has it, read
-the frozen base from the model's files, and repeat the step if no worker has applied it.
+one, which mirrors them, and all vote. When all have voted, all apply the step: that is a commit.
+
+If the group fails, the workers regroup and place the blocks again. Trained state comes from a worker that has
+it, and the frozen base from the model's files. A step that no worker has applied is repeated.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -38,10 +39,18 @@ from barnraise.training.pipeline.holdings import (
 from barnraise.training.pipeline.machine_memory import usable_memory
 from barnraise.training.pipeline.outline import LossFunction, ModelOutline
 from barnraise.training.pipeline.schedule import MicroBatchWork, Order, run_alone, run_stage
+from barnraise.training.pipeline.split_checkpoint import SplitCheckpoint
 from barnraise.training.pipeline.stage import Stage
-from barnraise.training.pipeline.trained_state import OptimizerFactory, SchedulerFactory, TrainedState
+from barnraise.training.pipeline.trained_state import (
+    OptimizerFactory,
+    ParameterStates,
+    SchedulerFactory,
+    TrainedState,
+)
 from barnraise.training.pipeline.weights import StageWeights
 from barnraise.training.recovery.failures import exit_without_state, raise_if_permanent
+from barnraise.training.state.adapter import describe_adapter
+from barnraise.training.state.checkpoint_manager import CheckpointManager
 
 log = logging.getLogger("barnraise.training")
 
@@ -54,7 +63,7 @@ _skeletons = msgspec.msgpack.Decoder(list[bytes])
 
 
 class SplitTask(NamedTuple):
-    """What is trained, and how. ``weigh``: returns the weight of a micro-batch, such as its tokens."""
+    """Model to be trained, and how. ``weigh``: returns the weight of a micro-batch, such as its tokens."""
 
     model: nn.Module
     outline: ModelOutline
@@ -76,13 +85,15 @@ class SplitLoop:
         weights: StageWeights,
         data: MicroBatchLoader,
         device: torch.device,
+        checkpoints: CheckpointManager,
     ) -> None:
         self.done, self.loss, self.factor = 0, 0.0, 1.0
         self.clip: float | None = None
         self.on_commit: list[Callable[[], None]] = []
         self.runs: tuple[tuple[int, int], ...] = ()  # of blocks, by rank
         self._manager, self._task, self._weights, self._data = manager, task, weights, data
-        self._device = device
+        self._device, self._checkpoints = device, checkpoints
+        self._saved = SplitCheckpoint(describe_adapter(task.model))
         self._count = len(task.outline.blocks)
         self._trained = {
             name: parameter for name, parameter in task.model.named_parameters() if parameter.requires_grad
@@ -128,6 +139,8 @@ class SplitLoop:
         norm = math.sqrt(math.fsum(vote.squared_norm for vote in votes))
         factor = min(1.0, self.clip / (norm + 1e-6)) if self.clip is not None else 1.0
         self._commit(math.fsum(vote.loss for vote in votes), factor)
+        if votes[0].checkpoint_due:
+            self._save([rank for rank, vote in enumerate(votes) if vote.can_save])
         if max(vote.newest_generation for vote in votes) > self._manager.generation:
             self.join_next_group(None)
 
@@ -186,7 +199,15 @@ class SplitLoop:
         own, manager = self._own, self._manager
         assert own is not None
         fingerprint = blake3(repr([(each.number, each.share) for each in self._work[1]]).encode()).digest()
-        vote = StageVote(self.done, loss, own.squared_norm(), manager.newest_generation(), fingerprint)
+        vote = StageVote(
+            self.done,
+            loss,
+            own.squared_norm(),
+            manager.newest_generation(),
+            fingerprint,
+            self._checkpoints.is_due(),
+            self._checkpoints.can_save and self._can_hold_all(),
+        )
         self._is_ready = True
         messages = manager.group.all_gather_bytes(msgspec.msgpack.encode(vote))
         votes = [decode(_votes, message, _UNREADABLE) for message in messages]
@@ -233,19 +254,48 @@ class SplitLoop:
         if not decision.holders and not manager.is_first_start:
             exit_without_state(finished=manager.finished)
         if decision.lost and decision.holders:
-            raise RunError(
-                f"the trained state of {len(decision.lost)} parts of the model was on machines that were "
-                "lost together",
-                hint="Start the run again: split models have no checkpoints yet.",
-            )
+            log.error("%d parts of the model were on machines that were lost together", len(decision.lost))
+            exit_without_state(finished=False)
         is_behind = not members[manager.rank].is_fresh and self.done < decision.done
         if is_behind and decision.apply_factor is not None:
             self._commit(decision.loss, decision.apply_factor)
         self._is_ready = False
+        if not decision.holders:
+            decision = self._restore(decision)
         placement = self._place(members)
         self._adopt(members, decision, placement)
         if manager.world > 1:
             manager.group.make_default()
+
+    # checkpoints
+
+    def _can_hold_all(self) -> bool:
+        """Tell whether this worker has memory for the trained state of all stages."""
+        trained = sum(value.numel() * value.element_size() for value in self._trained.values())
+        return 4 * trained <= self._memory() // 4
+
+    def _save(self, savers: Sequence[int]) -> None:
+        """Send the trained state of all stages to the workers that save it."""
+        manager, holders = self._manager, savers[: self._checkpoints.copies]
+        transfers = [
+            Transfer(unit, rank, saver)
+            for saver in holders
+            for rank, run in enumerate(self.runs)
+            if rank != saver
+            for unit in units_of(run, self._count)
+        ]
+        received, schedule = self._transfer(transfers, 0)
+        if manager.rank in holders:
+            self._saved.states, self._saved.schedule = {**self._export_all(), **received}, schedule
+        self._checkpoints.save(manager, savers, self._saved, self.done)
+        self._saved.clear()
+
+    def _restore(self, decision: RegroupDecision) -> RegroupDecision:
+        """Load the newest checkpoint on one worker, which then holds all units; or start new."""
+        rank, done = self._checkpoints.restore(self._manager, self._saved)
+        if not done:
+            return decision
+        return decision._replace(done=done, holders=dict.fromkeys(range(self._count + 2), rank))
 
     def _exchange_holdings(self) -> list[MemberHoldings]:
         own = MemberHoldings(
@@ -286,9 +336,10 @@ class SplitLoop:
         """Take the stage and the mirror that the placement gives to this worker."""
         manager, runs = self._manager, placement.runs
         transfers = plan_transfers(members, runs, decision.holders, self._count)
-        received, schedule = self._transfer(transfers, decision)
-        kept = self._export_all()
-        states = {**kept, **received}
+        source = min(decision.holders.values(), default=0)
+        received, schedule = self._transfer(transfers, source)
+        states = {**self._export_all(), **self._saved.states, **received}
+        self._saved.clear()
         self._build(runs, manager.rank)
         if decision.holders:
             for state in (self._own, self._mirror):
@@ -324,20 +375,18 @@ class SplitLoop:
         parts = (outline.before, *outline.blocks, outline.after)
         return sorted(parts[unit] & self._trained.keys())
 
-    def _export_all(self) -> dict[str, Any]:
-        states: dict[str, Any] = {}
+    def _export_all(self) -> ParameterStates:
+        states: ParameterStates = {}
         for state in (self._mirror, self._own):
             if state is not None and state.parameters:
                 states |= state.export(list(state.parameters))
         return states
 
-    def _transfer(
-        self, transfers: Sequence[Transfer], decision: RegroupDecision
-    ) -> tuple[dict[str, Any], Mapping[str, Any]]:
-        """Send and receive trained state. Return what was received by name, and the schedule of a holder."""
+    def _transfer(self, transfers: Sequence[Transfer], source: int) -> tuple[ParameterStates, dict[str, Any]]:
+        """Send and receive trained state. Return it by name, and the schedule of the rank ``source``."""
         manager = self._manager
-        held = self._export_all()
-        schedule: dict[str, Any] = {}
+        held = {**self._export_all(), **self._saved.states}
+        schedule = self._saved.schedule
         for state in (self._own, self._mirror):
             if state is not None:
                 schedule = schedule or state.export_schedule()
@@ -364,11 +413,10 @@ class SplitLoop:
                 arriving.append(FlatState(skeleton, tensors))
         for work in works:
             work.wait()
-        received: dict[str, Any] = {}
+        received: ParameterStates = {}
         for parts in arriving:
             received |= unflatten(parts.skeleton, parts.tensors)
-        holders = sorted(set(decision.holders.values()))
-        return received, unflatten(skeletons[holders[0]][0], []) if holders else {}
+        return received, unflatten(skeletons[source][0], [])
 
     def _buffers(self, unit: int, skeleton: bytes) -> list[torch.Tensor]:
         """Return memory for a unit that another worker sends. Raise ProtocolError if it is too large."""

@@ -19,6 +19,7 @@ from barnraise.training.pipeline.outline import LossFunction
 from barnraise.training.pipeline.schedule import Order
 from barnraise.training.pipeline.split_training import SplitOptions, SplitTraining
 from barnraise.training.pipeline.trained_state import OptimizerFactory, SchedulerFactory
+from barnraise.training.state.checkpoint_manager import CheckpointManager
 
 
 class SplitSession:
@@ -26,6 +27,7 @@ class SplitSession:
 
     _manager: GroupManager
     _metrics: MetricsLog
+    _checkpoints: CheckpointManager
     _seed: int
     _unit_size: int
     _clip: float | None
@@ -101,6 +103,7 @@ class SplitSession:
             seed=self._seed,
             unit=self._unit_size,
             device=self.device,
+            checkpoints=self._checkpoints,
         )
         self._split.loop.clip = self._clip
         self._split.start(self)

@@ -29,10 +29,11 @@ from barnraise.training.pipeline.weights import StageWeights, WeightFiles
 from barnraise.training.progress_report import ProgressReporter, TrainingStatus
 from barnraise.training.recovery.failure_notice import install_failure_notice
 from barnraise.training.state.adapter import describe_adapter, is_adapter_folder
+from barnraise.training.state.checkpoint_manager import CheckpointManager
 
 
 class SplitOptions(NamedTuple):
-    """What a script passes to ``run.split`` beside the model and the loader."""
+    """Options of ``run.split`` beside the model and the loader."""
 
     optimizer: OptimizerFactory
     weights: Path | None
@@ -43,7 +44,7 @@ class SplitOptions(NamedTuple):
     order: Order
 
 
-class StepBatch(NamedTuple):
+class SplitBatch(NamedTuple):
     """One step: give it to ``model.train_step``. ``target``: finished steps after it."""
 
     target: int
@@ -63,6 +64,7 @@ class SplitTraining:
         seed: int,
         unit: int,
         device: torch.device,
+        checkpoints: CheckpointManager,
     ) -> None:
         if isinstance(loader.dataset, IterableDataset):
             raise RunError("a split model does not train on a stream", hint="Use a map-style dataset.")
@@ -95,7 +97,7 @@ class SplitTraining:
             options.scheduler,
             options.order,
         )
-        self.loop = SplitLoop(manager, task, weights, self.data, device)
+        self.loop = SplitLoop(manager, task, weights, self.data, device, checkpoints)
 
     def start(self, session: TrainingStatus) -> None:
         """Join the group, and report the progress from now on."""
@@ -113,7 +115,7 @@ class SplitTraining:
         """Return the epoch of the next step."""
         return self.data.data_order.locate_step(self.loop.done)[0]
 
-    def train_step(self, batch: StepBatch) -> float:
+    def train_step(self, batch: SplitBatch) -> float:
         """Train on a batch, on all machines together. Return its loss, which is the same on each."""
         loss = self.loop.reach(batch.target)
         done = self.loop.done
@@ -125,11 +127,11 @@ class SplitTraining:
         """Return the steps of an epoch."""
         return len(self.data)
 
-    def __iter__(self) -> Iterator[StepBatch]:
+    def __iter__(self) -> Iterator[SplitBatch]:
         epoch = self.epoch
         while not self.data.is_over(epoch, self.loop.done):
             target = self.loop.done + 1
-            yield StepBatch(target)
+            yield SplitBatch(target)
             if self.loop.done < target:
                 raise RunError(
                     "a batch was not trained", hint="Call model.train_step(batch) for each batch of the loop."

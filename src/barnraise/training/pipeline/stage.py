@@ -1,6 +1,6 @@
 """Stage of a model: the model's own forward pass, in which only a run of its blocks computes.
 
-So masks, positions and other arguments of a block come from the model itself, whatever it is. Modules before
+So masks, positions and other arguments of a block come from the model itself. Modules before
 the first block whose weights are elsewhere give zeros of the right shape. Blocks before ours are skipped, and
 the last of them returns what the stage has received. The block after ours ends the forward pass.
 """
@@ -23,7 +23,7 @@ SeedFunction = Callable[[int], None]
 class Stage:
     """The blocks ``first`` to ``end`` (excluded) of a model, which is changed in place.
 
-    ``seed`` is called before each block with its number, and with -1 before the forward pass, so that random
+    ``seed`` is called before each block with its number, and with -1 before the forward pass. So random
     numbers do not depend on the split.
     """
 

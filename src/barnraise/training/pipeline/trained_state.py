@@ -33,7 +33,7 @@ class TrainedState:
             self.scheduler = make_scheduler(self.optimizer) if make_scheduler is not None else None
 
     def clear_gradients(self) -> None:
-        """Drop all gradients."""
+        """Drop the gradients of all parameters."""
         for parameter in self.parameters.values():
             parameter.grad = None
 

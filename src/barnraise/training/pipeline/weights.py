@@ -31,7 +31,7 @@ class WeightFiles:
     def __init__(self, folder: Path) -> None:
         self._files = {}
         for path in sorted(folder.glob("*.safetensors")):
-            with safe_open(path, framework="pt") as opened:  # type: ignore[no-untyped-call]
+            with safe_open(path, framework="pt") as opened:
                 self._files.update(dict.fromkeys(opened.keys(), path))
         if not self._files:
             raise RunError(
@@ -57,7 +57,7 @@ class WeightFiles:
         for name in tensors:
             by_file.setdefault(self._files[name], []).append(name)
         for path, names in by_file.items():
-            with safe_open(path, framework="pt") as opened:  # type: ignore[no-untyped-call]
+            with safe_open(path, framework="pt") as opened:
                 for name in names:
                     read = opened.get_tensor(name)
                     if read.shape != tensors[name].shape:
@@ -74,9 +74,8 @@ class StageWeights:
 
     def __init__(self, model: nn.Module, files: WeightFiles | None, seed: int, device: torch.device) -> None:
         self._model, self._files, self._seed, self._device = model, files, seed, device
-        self._prefix = next(
-            (part.base_model_prefix for part in model.modules() if hasattr(part, "base_model_prefix")), ""
-        )
+        named = (part for part in model.modules() if hasattr(part, "base_model_prefix"))
+        self._prefix = next((str(part.base_model_prefix) for part in named), "")
         # A tied parameter has several places.
         self._places: dict[str, list[tuple[nn.Module, str]]] = {}
         names = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -99,10 +98,10 @@ class StageWeights:
         for name in wanted:
             self._set(name, torch.empty_like(self._parameter(name), device="cpu"))
         self._initialize(missing)
-        found = {stored[name]: name for name in wanted if stored.get(name) is not None}
+        named = {stored_name: name for name, stored_name in stored.items() if stored_name is not None}
         if self._files is not None:
-            for stored_name, name in found.items():  # one at a time, so that only one is there twice
-                self._files.copy_into({str(stored_name): self._parameter(name).detach()})
+            for stored_name, name in named.items():  # one at a time, so that only one is there twice
+                self._files.copy_into({stored_name: self._parameter(name).detach()})
                 self._move(name)
         for name in missing:
             self._move(name)

@@ -80,7 +80,7 @@ def test_fewer_blocks_than_machines_are_refused() -> None:
         place_stages(model(2), [StageMachine(name) for name in "abc"], 8)
 
 
-def test_reasons_say_who_computes_what_and_that_one_machine_is_enough() -> None:
+def test_reasons_name_blocks_and_a_machine_that_is_enough() -> None:
     machines = [StageMachine("mac", 64 * GIB), StageMachine("box", 9 * GIB)]
     assert fits_alone(model(), machines[0], 8)
     why = place_stages(model(), machines, 8).why

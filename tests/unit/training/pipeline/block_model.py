@@ -36,6 +36,9 @@ class Block(nn.Module):
 class BlockModel(nn.Module):
     """Embedding, blocks and head; only the narrow layers of the blocks are trained."""
 
+    layers: Any  # blocks, by number
+    scale: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.embed = nn.Embedding(WORDS, WIDTH)

@@ -1,4 +1,4 @@
-"""What follows from what the members of a group hold."""
+"""Decisions from what the members of a group hold."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_step_that_one_member_has_applied_is_applied_by_all() -> None:
     assert (decision.done, decision.apply_factor, decision.loss) == (8, 0.5, 2.0)
 
 
-def test_step_that_nobody_has_applied_is_repeated() -> None:
+def test_step_that_no_member_has_applied_is_repeated() -> None:
     members = [member((0, 2), (3, 4), is_ready=True), member((2, 4), (0, 2), is_ready=True)]
     assert decide_regroup(members, UNITS).apply_factor is None
 

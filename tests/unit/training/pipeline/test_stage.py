@@ -87,7 +87,7 @@ def test_stages_equal_the_whole_model(base: Path, cuts: tuple[int, ...]) -> None
     for own, result in reversed(passes):
         torch.autograd.backward(result, gradient)
         gradient = own.grad if own is not None else None
-    found = {
+    gradients = {
         name: parameter.grad
         for model, _ in stages
         for name, parameter in model.named_parameters()
@@ -95,7 +95,8 @@ def test_stages_equal_the_whole_model(base: Path, cuts: tuple[int, ...]) -> None
     }
     for name, parameter in whole.named_parameters():
         if parameter.requires_grad:
-            assert torch.equal(found[name], parameter.grad), name
+            assert parameter.grad is not None
+            assert torch.equal(gradients[name], parameter.grad), name
 
 
 def test_stage_has_memory_only_for_its_own_weights(base: Path) -> None:
