@@ -13,12 +13,18 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from barnraise.collectives.torch_patch.torch_version import has_python_backends
 from benchmarks.agents.local import LocalAgents
 from benchmarks.watch.session import row_of
 from tests.repository import ROOT
 from tests.unit.training.pipeline.block_model import write_base
 
-pytestmark = [pytest.mark.slow, pytest.mark.clocks, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.clocks,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(has_python_backends(torch.__version__), reason="this torch is refused"),
+]
 
 PATIENCE_S = 300.0
 STEPS = 180

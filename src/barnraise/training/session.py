@@ -125,7 +125,8 @@ class Session(SplitSession):
 
     @property
     def _may_split(self) -> bool:
-        return self._model is None and self._parameter_server is None and not self._is_site
+        is_at_hub = self._parameter_server is not None or self._is_site
+        return not (is_at_hub or self._model is not None or self._tracked or self._mapper.has_mapped)
 
     # the script's API
 
@@ -192,7 +193,7 @@ class Session(SplitSession):
         Schedulers and a GradScaler may follow the loader. With ``device_placement``, a model on the CPU is
         moved to `device`, and micro-batches are moved to the model's device.
         """
-        if self._model is not None:
+        if self._model is not None or self._split is not None:
             raise RunError("prepare was called twice", hint="Create everything first, then call it once.")
         scalers = [thing for thing in more if isinstance(thing, torch.amp.GradScaler)]
         schedulers = [thing for thing in more if thing not in scalers]
@@ -272,8 +273,7 @@ class Session(SplitSession):
                 "run.every was called before the step was finished",
                 hint="Call it after the inner loop: a step has several micro-batches.",
             )
-        is_within = self._split is None and self._step_loop.commit_range
-        first, last = is_within or (self.step - 1, self.step)
+        first, last = (self._split is None and self._step_loop.commit_range) or (self.step - 1, self.step)
         return last // steps > max(0, first) // steps
 
     def clip_grad_norm(self, max_norm: float) -> None:
@@ -286,6 +286,7 @@ class Session(SplitSession):
 
     def weight(self, amount: float) -> None:
         """Set the weight of the current micro-batch, for losses that are means over tokens, for example."""
+        self._refuse_if_split("run.weight")
         if self._reducer.has_sent_gradients:
             raise RunError(
                 "run.weight was called after backward()",
@@ -305,6 +306,7 @@ class Session(SplitSession):
 
     def track(self, name: str, thing: Any) -> None:
         """Add an object with ``state_dict`` and ``load_state_dict`` to the training state."""
+        self._refuse_if_split("run.track")
         self._tracked[name] = thing
 
     def save(self, path: str | Path, *, complete: bool = False) -> None:
@@ -339,6 +341,7 @@ class Session(SplitSession):
 
     def gather(self, value: torch.Tensor) -> torch.Tensor:
         """Return the tensors of all workers, concatenated; scalars become a vector. For evaluation."""
+        self._refuse_if_split("run.gather")
         if self._current is not None:  # after a regroup the micro-batch may belong to another worker
             raise RunError("run.gather was called within a batch", hint="Call it after optimizer.step().")
         self._step_loop.wait_in_flight()
@@ -350,6 +353,7 @@ class Session(SplitSession):
 
         All workers call it with the same items and get all results: plain data, and tensors on the CPU.
         """
+        self._refuse_if_split("run.map")
         if self._parameter_server is not None or self._is_site:
             raise RunError(
                 "the members of a hub do not share the items of run.map",
@@ -371,6 +375,7 @@ class Session(SplitSession):
 
     def state_digest(self) -> str:
         """Hash everything that a commit may change."""
+        self._refuse_if_split("run.state_digest")
         with self._batch_norms.committed():
             return self._step_loop.state_digest()
 

@@ -8,19 +8,28 @@ from __future__ import annotations
 
 import inspect
 
+import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from barnraise.collectives.c10d.process_group import BarnraiseProcessGroup
 from barnraise.collectives.torch_patch.autoload import DEVICES
-from barnraise.core.errors import RunError
+from barnraise.collectives.torch_patch.torch_version import has_python_backends
+from barnraise.core.errors import RunError, UnsupportedOperation
 
 _NAME = "barnraise_session"
 _chosen: list[BarnraiseProcessGroup] = []
 
 
 def make_default(group: BarnraiseProcessGroup) -> None:
-    """Make a connected group the default group. Raise RunError if the script has one of its own."""
+    """Make a connected group the default group.
+
+    Raise RunError if the script has one of its own, or if this torch needs other classes (decision 73).
+    """
+    if has_python_backends(torch.__version__):
+        raise UnsupportedOperation(
+            f"a model cannot be split with torch {torch.__version__} yet", hint="Use torch 2.13 or 2.14."
+        )
     if dist.is_initialized():
         raise RunError(
             "a session that splits a model needs the default group of torch.distributed, which the script "

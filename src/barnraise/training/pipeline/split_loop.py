@@ -36,7 +36,7 @@ from barnraise.training.pipeline.holdings import (
     plan_transfers,
     units_of,
 )
-from barnraise.training.pipeline.machine_memory import usable_memory
+from barnraise.training.pipeline.machine_memory import usable_memory, used_memory
 from barnraise.training.pipeline.outline import LossFunction, ModelOutline
 from barnraise.training.pipeline.schedule import MicroBatchWork, Order, run_alone, run_stage
 from barnraise.training.pipeline.split_checkpoint import SplitCheckpoint
@@ -109,6 +109,8 @@ class SplitLoop:
         self._work: tuple[int, list[MicroBatchWork]] = (-1, [])
         self._shapes: dict[object, tuple[int, ...]] = {}
         self._block_s = 0.0
+        self._memory_bytes = 0
+        self._base_bytes = used_memory(device)  # before any weights are loaded
 
     # steps
 
@@ -253,8 +255,9 @@ class SplitLoop:
         decision = decide_regroup(members, units)
         if not decision.holders and not manager.is_first_start:
             exit_without_state(finished=manager.finished)
-        if decision.lost and decision.holders:
-            log.error("%d parts of the model were on machines that were lost together", len(decision.lost))
+        lost = [unit for unit in decision.lost if self._names_of_unit(unit)]
+        if lost and decision.holders:
+            log.error("%d parts of the model were on machines that were lost together", len(lost))
             exit_without_state(finished=False)
         is_behind = not members[manager.rank].is_fresh and self.done < decision.done
         if is_behind and decision.apply_factor is not None:
@@ -272,7 +275,7 @@ class SplitLoop:
     def _can_hold_all(self) -> bool:
         """Tell whether this worker has memory for the trained state of all stages."""
         trained = sum(value.numel() * value.element_size() for value in self._trained.values())
-        return 4 * trained <= self._memory() // 4
+        return 4 * trained <= self._memory_bytes // 4
 
     def _save(self, savers: Sequence[int]) -> None:
         """Send the trained state of all stages to the workers that save it."""
@@ -298,6 +301,7 @@ class SplitLoop:
         return decision._replace(done=done, holders=dict.fromkeys(range(self._count + 2), rank))
 
     def _exchange_holdings(self) -> list[MemberHoldings]:
+        self._memory_bytes = self._memory()
         own = MemberHoldings(
             self.done,
             units_of(self._own_run, self._count) if self._own_run is not None else (),
@@ -305,7 +309,7 @@ class SplitLoop:
             self._is_ready,
             self.factor,
             self.loss,
-            self._memory(),
+            self._memory_bytes,
             self._block_s,
             self._model_hash,
         )
@@ -313,10 +317,11 @@ class SplitLoop:
         return [decode(_holdings, message, _UNREADABLE) for message in messages]
 
     def _memory(self) -> int:
-        """Return the memory for this worker; workers on the processors of one machine share its memory."""
+        """Return the memory for this worker's stage. Workers on the processors of one machine share it."""
         memory, machines = usable_memory(self._device), self._manager.machines()
-        is_shared = self._device.type == "cpu"
-        return memory // machines.count(machines[self._manager.rank]) if is_shared else memory
+        if self._device.type == "cpu":
+            memory //= machines.count(machines[self._manager.rank])
+        return max(1, memory - self._base_bytes)
 
     def _place(self, members: Sequence[MemberHoldings]) -> StagePlacement:
         manager = self._manager

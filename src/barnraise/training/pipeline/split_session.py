@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from barnraise.core.errors import RunError
+from barnraise.training.autotune.profiler import is_dry_run
 from barnraise.training.device_placement import device_of_worker
 from barnraise.training.group.interface import GroupManager
 from barnraise.training.metrics import MetricsLog
@@ -58,6 +59,11 @@ class SplitSession:
         """Return the steps of all epochs; None if they are not known."""
         raise NotImplementedError
 
+    def _refuse_if_split(self, what: str) -> None:
+        """Raise RunError in a session that has split a model."""
+        if self._split is not None:
+            raise RunError(f"{what} does not work with a split model yet", hint="Leave the call out.")
+
     @property
     def _may_split(self) -> bool:
         """Return False beside another training, or at a hub."""
@@ -90,7 +96,13 @@ class SplitSession:
         """
         if not self._may_split or self._split is not None:
             raise RunError(
-                "run.split was called beside another training, or at a hub", hint="Call it alone, and once."
+                "run.split was called after run.prepare, run.map, run.track or run.split, or at a hub",
+                hint="Call it alone, and once.",
+            )
+        if is_dry_run():
+            raise RunError(
+                "a dry run does not measure split models yet",
+                hint="Start the run without --dry-run; it prints what each machine computes.",
             )
         path = Path(weights) if weights is not None else None
         options = SplitOptions(optimizer, path, scheduler, blocks, loss, weight, order)

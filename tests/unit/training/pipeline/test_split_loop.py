@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from barnraise.collectives.torch_patch.torch_version import has_python_backends
 from barnraise.training.group.single import SingleWorkerManager
 from barnraise.training.session import Session
 from barnraise.training.state.checkpoint_manager import CheckpointManager
@@ -20,7 +21,10 @@ from tests.repository import ROOT
 from tests.unit.training.pipeline.block_model import write_base
 from tests.unit.training.pipeline.split_workers import GROUPS, train
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(has_python_backends(torch.__version__), reason="this torch is refused"),
+]
 
 
 def run(act: str, room: Path, survivors: str) -> dict[str, Any]:
