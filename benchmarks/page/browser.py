@@ -15,6 +15,7 @@ import aiohttp
 
 _START_S = 60.0
 _CALL_S = 60.0
+_MOST_HEIGHT = 12_000  # pixels of a picture
 _OPTIONS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--remote-debugging-port=0"),
@@ -83,6 +84,7 @@ class BrowserPage:
             deviceScaleFactor=1,
             mobile=False,
         )
+        await self.call("Emulation.setScrollbarsHidden", hidden=True)
         features = [{"name": "prefers-color-scheme", "value": "dark" if is_dark else "light"}]
         await self.call("Emulation.setEmulatedMedia", features=features)
 
@@ -90,7 +92,13 @@ class BrowserPage:
         """Write the whole page as a PNG file."""
         await self.until("document.readyState === 'complete'")
         size = (await self.call("Page.getLayoutMetrics"))["cssContentSize"]
-        clip = {"x": 0, "y": 0, "width": size["width"], "height": min(size["height"], 6000), "scale": 1}
+        clip = {
+            "x": 0,
+            "y": 0,
+            "width": size["width"],
+            "height": min(size["height"], _MOST_HEIGHT),
+            "scale": 1,
+        }
         picture = await self.call("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)
         path.write_bytes(base64.b64decode(picture["data"]))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,14 +17,54 @@ from barnraise.history.merge import merge
 from barnraise.history.view import RunView
 from barnraise.history.view_builder import build_view
 from benchmarks.agents.local import LocalAgents
-from benchmarks.watch.session import row_of, start_session, steps_of
+from benchmarks.watch.session import row_of, steps_of
 
+BATCH = 48
 _PATIENCE_S = 300.0
+# It learns to write Python's own manual, letter by letter: real text that each Python has.
+_SCRIPT = """
+import pydoc_data.topics
+import barnraise
+import torch
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class Writer(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.letters = torch.nn.Embedding(128, 32)
+        self.memory = torch.nn.GRU(32, 96, batch_first=True)
+        self.guess = torch.nn.Linear(96, 128)
+
+    def forward(self, letters):
+        return self.guess(self.memory(self.letters(letters))[0])
+
+
+torch.set_num_threads(1)
+torch.manual_seed(0)
+text = "".join(pydoc_data.topics.topics.values()).encode("ascii", "replace")
+windows = torch.tensor(list(text)).unfold(0, 49, 16)[torch.randperm(len(text) // 16 - 3)]
+windows = windows.repeat({steps} * {batch} // len(windows) + 1, 1)[: {steps} * {batch}]
+run = barnraise.init()
+model = Writer()
+optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
+loader = DataLoader(TensorDataset(windows), batch_size={batch})
+model, optimizer, batches = run.prepare(model, optimizer, loader)
+for epoch in run.epochs(1):
+    for batch in batches:
+        for (letters,) in batch:
+            optimizer.zero_grad()
+            loss = functional.cross_entropy(model(letters[:, :-1]).transpose(1, 2), letters[:, 1:])
+            loss.backward()
+            run.log(loss=loss)
+            optimizer.step()
+"""
 
 
 @dataclass(frozen=True)
 class Scene:
-    """Run that trains, after a death and a return. ``folder``: with the marks of its workers."""
+    """Run that trains, after a death and a return. ``folder``: where commands are typed."""
 
     agents: LocalAgents
     run: str
@@ -45,9 +85,8 @@ class Scene:
         """Wait until this number of steps is committed."""
         self.until(lambda: steps_of(self.agents, self.run) >= steps, f"step {steps}")
 
-    def finish(self) -> None:
-        """Let the run end, and wait for its end in the record."""
-        (self.folder / "marks" / "fast").touch()
+    def wait_for_end(self) -> None:
+        """Wait until the run has ended, and its record is complete."""
         self.until(lambda: row_of(self.agents, self.run).phase == "ended", "the run has ended")
         self.until(lambda: self.view().ended_at is not None and not self.view().missing, "all is copied")
 
@@ -57,30 +96,37 @@ class Scene:
 
 
 @contextmanager
-def run_with_death(
-    folder: Path, names: Sequence[str], *, steps: int, pause_s: float, kill_at: int
-) -> Iterator[Scene]:
+def run_with_death(folder: Path, names: Sequence[str], *, steps: int, kill_at: int) -> Iterator[Scene]:
     """Start the run, kill the worker of the last machine at a step, and yield when it trains again."""
     with LocalAgents(len(names)) as agents:
         agents.form()
         for place, name in enumerate(names):
             agents.ask(place, RenameRequest(name), RequestDone)
-        scene = Scene(agents, start_session(agents, folder, pause_s=pause_s, steps=steps), folder)
-        scene.until(lambda: len(row_of(agents, scene.run).machines) == len(names), "all machines train")
+        scene = Scene(agents, _start(agents, folder, steps), folder)
         scene.wait_for_steps(kill_at)
-        os.kill(_workers(folder)[-1], signal.SIGKILL)
+        scene.until(lambda: len(row_of(agents, scene.run).machines) == len(names), "all machines train")
+        os.kill(_worker(agents, len(names) - 1), signal.SIGKILL)
         scene.until(lambda: _has_returned(scene.view()), "the death and the return are in the record")
         yield scene
 
 
-def _workers(folder: Path) -> list[int]:
-    """Return the processes of the workers that are alive, by machine; each wrote a mark."""
-    alive = []
-    for mark in (folder / "marks").glob("pid-*"):
-        pid = int(mark.name.removeprefix("pid-"))
-        if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-            alive.append((mark.read_text(), pid))
-    return [pid for _, pid in sorted(alive)]
+def _start(agents: LocalAgents, folder: Path, steps: int) -> str:
+    project = folder / "project"
+    project.mkdir()
+    (project / "train.py").write_text(_SCRIPT.format(steps=steps, batch=BATCH))
+    done = agents.type(0, "run", "--env", "agent", "--detach", "train.py", folder=project)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip().splitlines()[-1]
+
+
+def _worker(agents: LocalAgents, place: int) -> int:
+    """Return the process of a machine's worker: it runs the script in the directory of its agent."""
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            words = process.cmdline()
+            if words[-1:] == ["train.py"] and Path(process.cwd()).is_relative_to(agents.state(place)):
+                return int(process.pid)
+    raise AssertionError("the machine has no worker")
 
 
 def _has_returned(view: RunView) -> bool:

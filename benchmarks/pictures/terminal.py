@@ -1,14 +1,18 @@
-"""Picture of a command in a real terminal of a given size: tmux runs it, Rich draws the screen as SVG."""
+"""Picture of a command in a real terminal of a given size: tmux runs it, Rich draws the screen as SVG.
+
+Each letter gets its own place, so that letters of another font, such as Braille, do not move the others.
+"""
 
 from __future__ import annotations
 
+import html
 import io
 import os
+import re
 import shlex
 import subprocess
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
@@ -16,9 +20,14 @@ from rich.text import Text
 from benchmarks.agents.machines import REPOSITORY
 
 _PATIENCE_S = 120.0
-# Rich's own form loads a font from another place; this one uses what the reader has.
+_LETTER = 12.2  # width in Rich's pictures
+_TEXT = re.compile(
+    r'(<text class="[^"]*-r\d+" )x="([0-9.]+)"([^>]*) textLength="[0-9.]+"([^>]*)>([^<]*)</text>'
+)
+# Rich's own form loads a font from another place; this one uses what is here.
 _FORM = """<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
 <style>
+.{unique_id}-title {{ font: 18px sans-serif; }}
 .{unique_id}-matrix {{ font-family: ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace;
   font-size: {char_height}px; line-height: {line_height}px; font-variant-east-asian: full-width; }}
 {styles}
@@ -64,15 +73,15 @@ class TerminalScreen:
         """Return the screen without colours."""
         return self._tmux("capture-pane", "-p", "-t", "picture")
 
-    def draw(self, path: Path, title: str) -> None:
-        """Write the screen as an SVG file."""
+    def draw(self, title: str) -> str:
+        """Return the screen as the text of an SVG file."""
         screen = self._tmux("capture-pane", "-e", "-p", "-t", "picture").rstrip("\n")
         console = Console(
             record=True, width=self.columns, file=io.StringIO(), force_terminal=True, color_system="truecolor"
         )
         console.print(Text.from_ansi(screen), no_wrap=True, overflow="crop")
         drawn = console.export_svg(title=title, code_format=_FORM, unique_id=f"terminal-{self.columns}")
-        path.write_text("\n".join(line.rstrip() for line in drawn.splitlines()) + "\n", encoding="utf-8")
+        return _TEXT.sub(_place_letters, drawn)
 
     def close(self) -> None:
         """End the command and the terminal."""
@@ -88,3 +97,10 @@ class TerminalScreen:
             timeout=30,
         )
         return done.stdout
+
+
+def _place_letters(match: re.Match[str]) -> str:
+    """Return a text of the picture with a place for each of its letters."""
+    start, x, middle, end, letters = match.groups()
+    places = " ".join(f"{float(x) + _LETTER * place:.1f}" for place in range(len(html.unescape(letters))))
+    return f'{start}x="{places}"{middle}{end}>{letters}</text>'

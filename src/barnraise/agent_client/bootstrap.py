@@ -38,8 +38,9 @@ _started: list[subprocess.Popen[bytes]] = []
 
 
 def register_worker(settings: Settings, run: str, generation: int) -> tuple[ListenerClient, DialTicket]:
-    """Make sure that there is a listener, and register there."""
-    for attempt in range(_ATTEMPTS):
+    """Make sure that there is a listener, and register there. A silent one is asked again for a while."""
+    attempt, deadline = 1, time.monotonic() + _START_S
+    while True:
         ensure_listener(settings)
         client: ListenerClient | None = None
         try:
@@ -48,10 +49,12 @@ def register_worker(settings: Settings, run: str, generation: int) -> tuple[List
         except ListenerError as error:
             if client is not None:
                 client.close()
+            if _is_silence(error) and time.monotonic() < deadline:
+                continue
             # It may just have ended, being idle: the next one will not.
-            if not _is_absence(error) or attempt == _ATTEMPTS - 1:
+            if not _is_absence(error) or attempt == _ATTEMPTS:
                 raise
-    raise AssertionError("unreachable")
+            attempt += 1
 
 
 def ensure_listener(settings: Settings) -> None:
@@ -60,7 +63,7 @@ def ensure_listener(settings: Settings) -> None:
     A listener that runs already keeps its own settings: its ticket says what they are.
     """
     directory = state_directory(settings)
-    if standing_of(directory) is not None:
+    if _is_there(directory):
         return
     private_directory(directory)
     lock = FileLock(directory / "listener.start")
@@ -69,7 +72,7 @@ def ensure_listener(settings: Settings) -> None:
             f"another process has been starting the listener for {_START_S:g} s\n{_last_words(directory)}"
         )
     try:
-        if standing_of(directory) is None:
+        if not _is_there(directory):
             _start(settings, directory)
     finally:
         lock.release()
@@ -101,18 +104,44 @@ def start_agent(settings: Settings, options: Sequence[str] = ()) -> int | None:
 
 
 def standing_of(directory: Path) -> ListenerStanding | None:
-    """Return what the listener of this state directory reports of itself; None if there is none."""
+    """Return what the listener of this state directory reports of itself; None if none answers."""
     try:
-        with ListenerClient.connect(directory, timeout=_PROBE_S) as client:
-            return client.standing()
+        return _probe(directory)
     except ListenerError as error:
         if _is_absence(error):
             return None
         raise
 
 
+def _probe(directory: Path) -> ListenerStanding:
+    with ListenerClient.connect(directory, timeout=_PROBE_S) as client:
+        return client.standing()
+
+
+def _is_there(directory: Path) -> bool:
+    """Tell whether a listener answers.
+
+    Wait for one that is silent, because its machine may be busy. Another one could not start beside it.
+    """
+    deadline = time.monotonic() + _START_S
+    while True:
+        try:
+            _probe(directory)
+            return True
+        except ListenerError as error:
+            if not _is_absence(error):
+                raise
+            if not _is_silence(error) or time.monotonic() > deadline:
+                return False
+
+
+def _is_silence(error: ListenerError) -> bool:
+    """Tell whether a listener is there and did not answer in time."""
+    return isinstance(error.__cause__, TimeoutError)
+
+
 def _is_absence(error: ListenerError) -> bool:
-    """Tell whether no listener was there, in contrast to one that refused."""
+    """Tell whether no listener answered, in contrast to one that refused."""
     return isinstance(error.__cause__, OSError)
 
 

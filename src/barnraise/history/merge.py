@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bisect
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -81,8 +81,9 @@ def merge(logs: Iterable[Sequence[Entry]]) -> tuple[Entry, ...]:
     values = [entry for entry in entries if isinstance(entry, ValueBatch)]
     own = [entry for entry in entries if isinstance(entry, OwnValues)]
     groups = _first_starts(entry for entry in entries if isinstance(entry, GroupStart))
-    bounds = _bounds(groups, batches)
-    steps, dropped = _merge_steps(batches, bounds)
+    starts = _starts(groups, batches)
+    bounds = _bounds(starts)
+    steps, dropped = _merge_steps(batches, bounds), _count_dropped(batches, starts, bounds)
     events = [
         entry
         for entry in entries
@@ -158,13 +159,17 @@ def _first_starts(starts: Iterable[GroupStart]) -> list[GroupStart]:
     return list(chosen.values())
 
 
-def _bounds(groups: Iterable[GroupStart], batches: Iterable[StepBatch]) -> dict[_Group, int]:
-    """Return, for each group, the step from which on its steps do not count."""
+def _starts(groups: Iterable[GroupStart], batches: Iterable[StepBatch]) -> dict[_Group, int]:
+    """Return the step at which each group started; if no writer has noted it, its first step."""
     starts: dict[_Group, int] = {}
     for batch in batches:
         starts[_key(batch)] = min(batch.first, starts.get(_key(batch), _NO_BOUND))
-    starts |= {_key(group): group.step for group in groups}
-    agreed = sorted((generation, start) for (is_agreed, generation), start in starts.items() if is_agreed)
+    return starts | {_key(group): group.step for group in groups}
+
+
+def _bounds(starts: Mapping[_Group, int]) -> dict[_Group, int]:
+    """Return, for each group, the step from which on its steps do not count."""
+    agreed = _agreed(starts)
     lowest_after = [_NO_BOUND]
     for _, start in reversed(agreed):
         lowest_after.append(min(lowest_after[-1], start))
@@ -173,38 +178,47 @@ def _bounds(groups: Iterable[GroupStart], batches: Iterable[StepBatch]) -> dict[
     return {key: lowest_after[bisect.bisect_right(generations, key[1])] for key in starts}
 
 
+def _agreed(starts: Mapping[_Group, int]) -> list[tuple[int, int]]:
+    """Return generation and start of the groups with a quorum, in order."""
+    return sorted((generation, start) for (is_agreed, generation), start in starts.items() if is_agreed)
+
+
 def _by_rank(key: _Group, stride: int) -> tuple[bool, int, int]:
     """Return the order in which batches are taken: agreed, newest and finest ones first."""
     is_agreed, generation = key
     return not is_agreed, -generation, stride
 
 
-def _merge_steps(
-    batches: Iterable[StepBatch], bounds: dict[_Group, int]
-) -> tuple[list[StepBatch], dict[_Group, int]]:
-    """Return the steps that count, and how many steps each group's start has dropped."""
+def _merge_steps(batches: Iterable[StepBatch], bounds: Mapping[_Group, int]) -> list[StepBatch]:
+    """Return the steps that count."""
     covered = Coverage()
     merged: list[StepBatch] = []
     for batch in sorted(batches, key=lambda batch: (*_by_rank(_key(batch), batch.stride), batch.first)):
         for first, end in covered.gaps(batch.first, min(batch.end, bounds[_key(batch)])):
             merged.extend(cut_steps(batch, first, end))
             covered.add(first, end)
-    return sorted(merged, key=lambda batch: batch.first), _count_dropped(batches, bounds)
+    return sorted(merged, key=lambda batch: batch.first)
 
 
-def _count_dropped(batches: Iterable[StepBatch], bounds: dict[_Group, int]) -> dict[_Group, int]:
-    """Return, by group, the earlier steps that do not count because it started before them."""
-    beyond: dict[_Group, Coverage] = defaultdict(Coverage)
+def _count_dropped(
+    batches: Iterable[StepBatch], starts: Mapping[_Group, int], bounds: Mapping[_Group, int]
+) -> dict[_Group, int]:
+    """Return, by group, how many earlier steps do not count because it was the first to start before them."""
+    dropped: dict[_Group, Coverage] = defaultdict(Coverage)
+    agreed = _agreed(starts)
+    generations = [generation for generation, _ in agreed]
     for batch in batches:
-        bound = bounds[_key(batch)]
-        later = [key for key in bounds if key[0] and key[1] > batch.generation]
-        if batch.end > bound and later:
-            beyond[min(later)].add(max(batch.first, bound), batch.end)
-    return {key: sum(end - first for first, end in steps.intervals) for key, steps in beyond.items()}
+        bound, end = max(batch.first, bounds[_key(batch)]), batch.end
+        for generation, start in agreed[bisect.bisect_right(generations, batch.generation) :]:
+            if end <= bound:
+                break
+            dropped[True, generation].add(max(batch.first, start), end)
+            end = min(end, start)
+    return {key: sum(end - first for first, end in steps.intervals) for key, steps in dropped.items()}
 
 
 def _merge_values(
-    batches: Iterable[ValueBatch], own: Sequence[OwnValues], bounds: dict[_Group, int]
+    batches: Iterable[ValueBatch], own: Sequence[OwnValues], bounds: Mapping[_Group, int]
 ) -> list[ValueBatch]:
     """Return the logged values of each step once.
 
@@ -222,7 +236,9 @@ def _merge_values(
     return sorted(merged, key=lambda batch: batch.first)
 
 
-def _sum_own(own: Sequence[OwnValues], covered: Coverage, bounds: dict[_Group, int]) -> Iterable[ValueBatch]:
+def _sum_own(
+    own: Sequence[OwnValues], covered: Coverage, bounds: Mapping[_Group, int]
+) -> Iterable[ValueBatch]:
     """Add the workers' own sums of the steps whose means no commit has brought."""
     by_step: dict[tuple[int, _Group], dict[int, OwnValues]] = defaultdict(dict)
     for entry in own:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from barnraise.history.entries import ChangeKind
-from barnraise.history.view import MachineView
+from barnraise.history.view import MachineView, PlanView
 
 _CHANGES: dict[ChangeKind, str] = {
     "joining": "{name} is joining",
@@ -51,6 +51,11 @@ def duration(seconds: float) -> str:
 def because(sentence: str, reason: str) -> str:
     """Return a sentence with its reason after a colon."""
     return f"{sentence}: {reason}" if reason else sentence
+
+
+def plan_reason(plan: PlanView) -> str:
+    """Return the reason of a plan without the plan's name, with which planners begin it."""
+    return plan.reason.removeprefix(plan.name).lstrip(".: ")
 
 
 def change_text(change: ChangeKind, name: str, reason: str) -> str:

@@ -154,7 +154,7 @@ class _Builder:
         changes = {change.node: change for change in _of(self._entries, MembershipChange)}
         facts = {each.node: each for each in _of(self._entries, MachineFacts)}
         samples = _newest_samples(_of(self._entries, MachineSample))
-        return tuple(
+        machines = [
             self._machine(
                 facts.get(node, MachineFacts(node, "")),
                 changes.get(node),
@@ -163,7 +163,8 @@ class _Builder:
                 ended=ended,
             )
             for node in dict.fromkeys([*nodes, *changes])
-        )
+        ]
+        return _with_shares(machines)
 
     def _machine(
         self,
@@ -287,8 +288,8 @@ class _Builder:
                     node=node.hex(),
                 )
             case PlanAdopted(at=at, step=step, name=name, reason=reason):
-                words = reason if reason.startswith(name) else because(name, reason)
-                yield EventView(at=at, kind="plan", step=step, text=f"new plan {words}")
+                words = name if reason.startswith(name) else because(name, reason)  # plans have the rest
+                yield EventView(at=at, kind="plan", step=step, text=f"new plan: {words}")
             case GroupStart(at=at, step=step, origin=origin, dropped=dropped) if dropped:
                 source = "the checkpoint" if origin == "checkpoint" else "the state"
                 text = f"training went back to {source} of step {step}; {counted(dropped, 'step')} dropped"
@@ -318,6 +319,20 @@ def _marks(events: Iterable[EventView]) -> tuple[CurveMark, ...]:
         CurveMark(step=event.step, at=event.at, kind=event.kind, text=event.text)
         for event in events
         if event.step is not None and event.kind in _MARKED
+    )
+
+
+def _with_shares(machines: Sequence[MachineView]) -> tuple[MachineView, ...]:
+    """Return the machines with shares of one moment: each wrote its own at another time."""
+    training = [machine for machine in machines if machine.share]
+    speeds = [machine.samples_per_s for machine in training if machine.samples_per_s]
+    if len(speeds) < len(training) or not sum(speeds):
+        return tuple(machines)
+    return tuple(
+        msgspec.structs.replace(machine, share=(machine.samples_per_s or 0.0) / sum(speeds))
+        if machine.share
+        else machine
+        for machine in machines
     )
 
 

@@ -19,8 +19,9 @@ from barnraise.display.charts.bars import draw_phases
 from barnraise.display.charts.elements import Element, markup
 from barnraise.display.charts.network import draw_network
 from barnraise.display.charts.timeline import draw_timeline
+from barnraise.display.losses import loss_summary
 from barnraise.display.row_view import run_state
-from barnraise.history.sentences import counted, duration
+from barnraise.history.sentences import counted, duration, plan_reason
 from barnraise.history.view import RunView
 from barnraise.page.content.chart_data import chart_data
 from barnraise.page.updates import CHART
@@ -54,6 +55,7 @@ def render_parts(view: RunView, base: str) -> Mapping[str, str]:
         "base": base,
         "view": view,
         "charts": _charts(view),
+        "losses": loss_summary(view),
         "slowest_links": sorted(view.links, key=lambda link: link.mbps or inf)[:MOST_LINKS],
         "events": tuple(reversed(view.events[-MOST_EVENTS:])),
     }
@@ -98,8 +100,10 @@ def _environment() -> jinja2.Environment:
         "clock": _clock,
         "counted": counted,
         "date": _date,
+        "first_capital": lambda text: f"{text[:1].upper()}{text[1:]}",
         "long": lambda seconds: UNKNOWN if seconds is None else duration(seconds),
         "percent": lambda share: UNKNOWN if share is None else f"{100 * share:.0f} %",
+        "plan_reason": plan_reason,
         "rate": lambda mbps: UNKNOWN if mbps is None else format_rate(1e6 * mbps),
         "run_state": _run_state,
         "short": lambda seconds: UNKNOWN if seconds is None else format_duration(seconds),

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -168,6 +169,25 @@ def test_hanging_listener_times_out(state: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(starting_module, "_PROBE_S", 0.1)
     assert standing_of(state) is None
     door.close()
+
+
+def test_silent_listener_is_waited_for(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ensure_listener(settings_at(state))
+    standing = standing_of(state)
+    assert standing is not None
+
+    def start(*_: object) -> None:
+        raise AssertionError("another listener was started")
+
+    monkeypatch.setattr(starting_module, "_PROBE_S", 0.1)
+    monkeypatch.setattr(starting_module, "_start", start)
+    os.kill(standing.pid, signal.SIGSTOP)
+    wake = threading.Timer(1.0, os.kill, (standing.pid, signal.SIGCONT))
+    wake.start()
+    client, _ = register_worker(settings_at(state), "mnist", 0)
+    wake.join()
+    client.close()
+    monkeypatch.setattr(starting_module, "_PROBE_S", 5.0)
 
 
 def test_user_files_do_not_shadow_standard_modules(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:

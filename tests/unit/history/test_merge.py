@@ -72,6 +72,22 @@ def test_steps_after_a_rollback_replace_the_earlier_ones() -> None:
     assert merge([merged]) == merged
 
 
+def test_dropped_steps_are_counted_at_the_group_that_went_back() -> None:
+    # Workers died one after another: groups 2 and 3 went on without a gap, and 4 began at a checkpoint.
+    log = [
+        *(_start(1, 0), *_rows(1, 0, 5)),
+        *(_start(2, 5), *_rows(2, 5, 4)),
+        *(_start(3, 9), *_rows(3, 9, 3)),
+        *(GroupStart(50.0, 4, 7, (DESK,), "checkpoint"), *_rows(4, 7, 3)),
+        *(GroupStart(60.0, 5, 2, (DESK,), "checkpoint"), *_rows(5, 2, 8)),
+    ]
+    merged = merge([log, log[:4]])
+    assert _steps(merged) == list(range(10))
+    dropped = {entry.generation: entry.dropped for entry in merged if isinstance(entry, GroupStart)}
+    assert dropped == {1: 0, 2: 0, 3: 0, 4: 5, 5: 8}
+    assert merge([merged]) == merged
+
+
 def test_provisional_steps_only_fill_gaps() -> None:
     alone = [
         GroupStart(10.0, 2, 10, (NAS,), "kept", is_provisional=True),

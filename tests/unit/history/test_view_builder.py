@@ -59,3 +59,4 @@ def test_running_run_shows_predictions_beside_measurements() -> None:
     assert phases["compute"].measured_s == pytest.approx(phases["compute"].predicted_s, rel=0.1)
     assert sum(phase.measured_s or 0 for phase in view.phases) == pytest.approx(view.step_s, rel=0.1)
     assert [machine.share for machine in view.machines][2] == 0.0
+    assert sum(machine.share or 0.0 for machine in view.machines) == pytest.approx(1)

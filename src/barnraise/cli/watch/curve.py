@@ -30,14 +30,14 @@ _SIGNS: dict[EventKind, str] = {
     "rollback": "<",
 }
 _IMPORTANCE = "*=+-<"  # the last of several events in one column is shown
-_WORDS = {"+": "came", "-": "went", "=": "paused", "*": "new plan", "<": "went back to an earlier step"}
+_WORDS = {"+": "came", "-": "went", "=": "paused", "*": "new plan", "<": "went back"}
 
 
 def legend(marks: Iterable[CurveMark]) -> str:
     """Return what the signs on the curve mean; only those that there are."""
     signs = {_SIGNS[mark.kind] for mark in marks if mark.kind in _SIGNS and mark.step > 0}
     parts = ["dots: values, line: average", *(f"{sign} {_WORDS[sign]}" for sign in _WORDS if sign in signs)]
-    return "   ".join(parts)
+    return "  ".join(parts)
 
 
 class _Canvas:

@@ -21,7 +21,7 @@ from barnraise.cli.watch.snapshot import Snapshot
 from barnraise.history.view import RunView
 
 WIDE = 140
-_NARROW_CURVE, _WIDE_CURVE = 5, 12
+_NARROW_CURVE, _WIDE_CURVE = 4, 12
 _FEWEST_POINTS = 2
 _FEWEST_LINES, _MOST_LINES = 2, 4  # of one event
 _FIRST_EVENTS, _MOST_EVENTS = 3, 100

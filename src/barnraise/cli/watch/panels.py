@@ -18,7 +18,8 @@ from barnraise.cli.watch.lines import Line, Span, Style, fitted, line, wrapped
 from barnraise.cli.watch.snapshot import Snapshot
 from barnraise.core.sanitize import printable
 from barnraise.core.units import format_duration, format_size
-from barnraise.history.sentences import because, duration
+from barnraise.display.losses import loss_summary
+from barnraise.history.sentences import because, duration, plan_reason
 from barnraise.history.view import EventView, LinkView, MachineView, PhaseView, PlanView, RunView
 
 OLD_SAMPLE_S = 60.0
@@ -47,9 +48,9 @@ def clock_time(at: float) -> str:
 
 
 def headline_lines(view: RunView, width: int) -> list[Line]:
-    """Return the headline of a run in at most three lines."""
+    """Return the headline of a run in at most three lines, and what it has lost in at most two."""
     style: Style = "error" if view.state == "failed" else "strong"
-    return wrapped(view.headline, width, style)[:3]
+    return [*wrapped(view.headline, width, style)[:3], *wrapped(loss_summary(view), width)[:2]]
 
 
 def progress_line(view: RunView, width: int) -> Line:
@@ -143,9 +144,13 @@ def link_lines(links: Sequence[LinkView], width: int) -> list[Line]:
             rows[link.source_node, link.target_node] = (f"{link.source} - {link.target}", speed, trip)
     if not rows:
         return []
-    texts = table(list(rows.values())[:_MOST_LINKS], words=(0,), width=width).split("\n")
+    shown = [("", "speed", "round trip"), *list(rows.values())[:_MOST_LINKS]]
+    used = [place for place in range(3) if place == 0 or any(row[place] for row in shown[1:])]
+    cells = [tuple(row[place] for place in used) for row in shown]
+    texts = table(cells, words=(0,), width=width).split("\n")
     more = [line(f"and {len(rows) - _MOST_LINKS} faster ones", "faint")] if len(rows) > _MOST_LINKS else []
-    return [*(fitted(line(text), width) for text in texts), *more]
+    lines = [fitted(line(text, "plain" if place else "faint"), width) for place, text in enumerate(texts)]
+    return [*lines, *more]
 
 
 def phase_lines(view: RunView, width: int) -> list[Line]:
@@ -202,7 +207,9 @@ def plan_lines(plans: Sequence[PlanView], width: int) -> list[Line]:
     lines: list[Line] = []
     for plan in reversed(plans):
         lines += wrapped(
-            f"from step {plan.step:,}: {because(plan.sync or plan.name, plan.reason)}", width, indent="  "
+            f"from step {plan.step:,}: {because(plan.sync or plan.name, plan_reason(plan))}",
+            width,
+            indent="  ",
         )
         facts = [
             f"predicted {_seconds(plan.predicted_step_s)} a step",
@@ -215,14 +222,12 @@ def plan_lines(plans: Sequence[PlanView], width: int) -> list[Line]:
 
 
 def fact_lines(view: RunView, width: int) -> list[Line]:
-    """Return small facts: the newest checkpoint, steps that were lost, energy, and gaps of the record."""
+    """Return small facts: the newest checkpoint, energy, and gaps of the record."""
     facts = []
     if view.checkpoints:
         newest = view.checkpoints[-1]
         size = f", {format_size(newest.size_bytes)}" if newest.size_bytes else ""
         facts.append(f"newest checkpoint: step {newest.step:,} on {', '.join(newest.machines)}{size}")
-    if view.rolled_back:
-        facts.append(f"{view.rolled_back:,} computed steps do not count any more")
     if view.energy_j:
         facts.append(f"energy: {view.energy_j / 3.6e6:.2f} kWh, as far as it was measured")
     if view.missing:

@@ -73,7 +73,8 @@ class WatchApp(App[None]):
 
     ENABLE_COMMAND_PALETTE = False
     CSS = """
-    #page { height: 1fr; scrollbar-size-vertical: 1; }
+    #page { height: 1fr; overflow-x: hidden; scrollbar-size-vertical: 1;
+        scrollbar-color: ansi_cyan; scrollbar-background: ansi_default; }
     QuestionScreen, MachineScreen, HelpScreen { align: center middle; }
     .window { width: auto; max-width: 90%; height: auto; max-height: 90%; border: round; padding: 0 1; }
     .window Label { width: auto; max-width: 100%; }

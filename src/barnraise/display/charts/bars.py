@@ -61,10 +61,10 @@ def _stack(scale: Scale, parts: Sequence[Part], top: float) -> Iterator[Element]
             rx=2,
             class_=_class(name),
         )
-        style = "br-on-bar" if name in PHASES else ""
+        is_bold = name in PHASES
         for shown in (words, short_seconds(seconds)):
-            if text_width(shown) + 8 < end - start:
-                yield text(start + 6, top + 17, shown, style)
+            if text_width(shown, is_bold=is_bold) + 8 < end - start:
+                yield text(start + 6, top + 17, shown, "br-on-bar" if is_bold else "")
                 break
         before += seconds
 

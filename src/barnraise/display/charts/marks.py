@@ -29,6 +29,7 @@ _SIGNS: dict[EventKind, tuple[str, str]] = {
     "plan": _PLAN,
     "rollback": _BACK,
 }
+_RANKS: dict[EventKind, int] = {"died": 0, "evicted": 0, "left": 0, "paused": 1, "rollback": 3, "plan": 4}
 SIGN_MEANINGS = "▲ came or recovered   ▼ went or died   ‖ paused   ◆ new plan   ◀ rollback"
 
 
@@ -40,10 +41,16 @@ class _Group:
     marks: tuple[CurveMark, ...]
 
     @property
+    def first(self) -> CurveMark:
+        """Return the most important mark: a loss before a return, and a plan last."""
+        return min(self.marks, key=lambda mark: _RANKS.get(mark.kind, 2))
+
+    @property
     def label(self) -> str:
-        """Return the text of the most important mark: a change of the machines before a plan."""
-        first = min(self.marks, key=lambda mark: mark.kind == "plan")
-        words = first.text.split(":", 1)[0]
+        """Return the text of the most important mark, and how many more there are."""
+        mark = self.first
+        words = mark.text.split(":", 1)[0].removesuffix(" and trains again")
+        words = {"plan": "new plan", "rollback": f"back to step {mark.step:,}"}.get(mark.kind, words)
         more = f" +{len(self.marks) - 1}" if len(self.marks) > 1 else ""
         return shortened(words, _MOST_LETTERS - len(more)) + more
 
@@ -51,35 +58,46 @@ class _Group:
 def draw_marks(plot: Plot, marks: Sequence[CurveMark], top: float) -> Iterator[Element]:
     """Yield a dashed line, a sign and a text for each mark. The texts are in rows from ``top`` on.
 
-    A text without room is left out; the title of the mark has the whole text.
+    The most important texts get room first. The title of a mark has the whole text.
     """
-    free = [0.0] * ROWS
-    for group in _groups(plot, marks):
-        label = group.label
-        width = text_width(label) + 16
-        left = min(group.place, plot.x.end + 10 - width)
-        row = next((number for number, end in enumerate(free) if left >= end), None)
-        sign_y = top + ROW * (ROWS if row is None else row) + 8
-        kind, shape = _SIGNS.get(min(group.marks, key=lambda mark: mark.kind == "plan").kind, _PLAN)
-        parts = [
-            element("title", "\n".join(mark.text for mark in group.marks[:20])),
-            element("line", x1=group.place, x2=group.place, y1=sign_y, y2=plot.y.start, class_="br-mark"),
-            element(
-                "path",
-                d=shape,
-                transform=f"translate({group.place:.1f} {sign_y:.1f})",
-                class_=f"br-sign {kind}".strip(),
-            ),
-        ]
+    groups = _groups(plot, marks)
+    taken: list[list[tuple[float, float]]] = [[] for _ in range(ROWS)]
+    rows: dict[int, int | None] = {}
+    for number in sorted(range(len(groups)), key=lambda number: _RANKS.get(groups[number].first.kind, 2)):
+        start, end = _extent(plot, groups[number])
+        free = (
+            row for row, parts in enumerate(taken) if all(end < low or start > high for low, high in parts)
+        )
+        rows[number] = row = next(free, None)
         if row is not None:
-            free[row] = left + width + 4
-            flips = left < group.place - 1
-            parts.append(
-                text(
-                    group.place - 7 if flips else left + 7, sign_y + 4, label, anchor="end" if flips else None
-                )
-            )
-        yield element("g", *parts)
+            taken[row].append((start, end))
+    for number, group in enumerate(groups):
+        yield element("g", *_mark(plot, group, top, rows[number]))
+
+
+def _extent(plot: Plot, group: _Group) -> tuple[float, float]:
+    """Return the ends of the sign with its text. A text that would be cut goes to the left of its sign."""
+    width = text_width(group.label) + 20
+    if group.place + width > plot.x.end + 10:
+        return group.place + 6 - width, group.place + 6
+    return group.place - 6, group.place - 6 + width
+
+
+def _mark(plot: Plot, group: _Group, top: float, row: int | None) -> Iterator[Element]:
+    sign_y = top + ROW * (ROWS if row is None else row) + 8
+    kind, shape = _SIGNS.get(group.first.kind, _PLAN)
+    yield element("title", "\n".join(mark.text for mark in group.marks[:20]))
+    yield element("line", x1=group.place, x2=group.place, y1=sign_y, y2=plot.y.start, class_="br-mark")
+    yield element(
+        "path",
+        d=shape,
+        transform=f"translate({group.place:.1f} {sign_y:.1f})",
+        class_=f"br-sign {kind}".strip(),
+    )
+    if row is not None:
+        flips = _extent(plot, group)[0] < group.place - 6
+        place, anchor = (group.place - 7, "end") if flips else (group.place + 7, None)
+        yield text(place, sign_y + 4, group.label, "br-halo", anchor)
 
 
 def _groups(plot: Plot, marks: Iterable[CurveMark]) -> list[_Group]:

@@ -47,12 +47,17 @@ def _places(machines: tuple[MachineView, ...], size: tuple[float, float], box: f
         return {machines[0].node: middle}
     across, down = min(260.0, middle[0] - box / 2 - 4), middle[1] - _HIGH / 2 - 4
     begin = math.pi if len(machines) == 2 else -math.pi / 2
+    turns = [begin + 2 * math.pi * number / len(machines) for number in range(len(machines))]
+    # An odd circle has no machine at the bottom, so its heights are stretched.
+    low, high = min(map(math.sin, turns)), max(map(math.sin, turns))
+    stretch = 2 / (high - low) if len(machines) > 2 else 1.0
+    centre = (low + high) / 2 if len(machines) > 2 else 0.0
     return {
         machine.node: (
-            middle[0] + across * math.cos(begin + 2 * math.pi * number / len(machines)),
-            middle[1] + down * math.sin(begin + 2 * math.pi * number / len(machines)),
+            middle[0] + across * math.cos(turn),
+            middle[1] + down * stretch * (math.sin(turn) - centre),
         )
-        for number, machine in enumerate(machines)
+        for machine, turn in zip(machines, turns, strict=True)
     }
 
 

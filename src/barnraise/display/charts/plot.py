@@ -10,7 +10,7 @@ from barnraise.display.charts.elements import Element, element
 from barnraise.display.charts.scale import Scale
 
 NARROW = 480  # a chart below this width has fewer ticks
-_CHAR = 6.4  # width of a letter at 12 px, on the wide side
+_CHAR, _BOLD_CHAR = 6.6, 8.0  # width of a letter at 12 px, on the wide side
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class Plot:
         return f"{self.x.place(x):.1f},{self.y.place(y):.1f}"
 
 
-def text_width(text: str) -> float:
+def text_width(text: str, *, is_bold: bool = False) -> float:
     """Estimate the width of a text at 12 px."""
-    return _CHAR * len(text)
+    return (_BOLD_CHAR if is_bold else _CHAR) * len(text)
 
 
 def shortened(words: str, letters: int) -> str:

@@ -12,6 +12,7 @@ _TIME_STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10
 _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _PREFIXED = 1e4  # from here on
 _OUTLIERS = 0.01  # part of the values, at each end, that may lie outside of the chart
+_FAR = 3.0  # how much longer the range is with outliers that are left out
 
 
 @dataclass(frozen=True)
@@ -31,12 +32,14 @@ class Scale:
 
 
 def value_range(values: Iterable[float]) -> tuple[float, float] | None:
-    """Return the range of the finite values without outliers, with a margin; None if there is no value."""
+    """Return the range of the finite values with a margin, without far outliers; None if there is none."""
     finite = sorted(value for value in values if math.isfinite(value))
     if not finite:
         return None
     cut = int(len(finite) * _OUTLIERS)
     low, high = finite[cut], finite[-1 - cut]
+    if finite[-1] - finite[0] <= _FAR * (high - low):
+        low, high = finite[0], finite[-1]
     margin = (high - low) * 0.05 or abs(high) * 0.1 or 1.0
     return max(low - margin, -1e300), min(high + margin, 1e300)
 

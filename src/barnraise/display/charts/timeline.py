@@ -33,6 +33,7 @@ def draw_timeline(view: RunView, *, width: float = 720) -> Element:
     parts: list[Element] = []
     for row, machine in enumerate(machines):
         parts.append(text(left - 8, row * _ROW + 20, shortened(machine.name, 16), anchor="end"))
+        parts.extend(_preparation(plot, spans[machine.node][:1], row * _ROW + 8))
         for span in spans[machine.node]:
             parts.extend(_bar(plot, span, row * _ROW + 8, machine.name))
     if view.checkpoints:
@@ -71,6 +72,17 @@ def _bar(plot: Plot, span: MachineSpan, top: float, name: str) -> Iterator[Eleme
         yield text(start + 5, top + 12, word, style)
     elif text_width(word) + 8 < end - start:
         yield text(start + 5, top + 4, word, "br-quiet")
+
+
+def _preparation(plot: Plot, first: Sequence[MachineSpan], top: float) -> Iterator[Element]:
+    """Yield the word for the time before a machine that trains from the first step on."""
+    word = "prepares"
+    if (
+        first
+        and first[0].state == "trains"
+        and plot.x.place(first[0].start) > plot.x.start + text_width(word) + 8
+    ):
+        yield text(plot.x.start + 5, top + 12, word, "br-quiet")
 
 
 def _checkpoints(plot: Plot, view: RunView, top: float) -> Iterator[Element]:

@@ -16,11 +16,12 @@ from barnraise.display.charts.elements import Element, element, markup, svg_file
 from barnraise.display.charts.scale import short_number
 from barnraise.display.charts.theme import CHART_STYLE, chart_style
 from barnraise.display.charts.timeline import draw_timeline
+from barnraise.display.losses import loss_summary
 from barnraise.history.sentences import counted, duration
-from barnraise.history.view import MachineView, RunView
+from barnraise.history.view import EventView, MachineView, RunView
 
 _MOST_MACHINES = 16
-_MOST_EVENTS = 5
+_MOST_EVENTS = 6
 _STALE_S = 15.0
 _PAGE = "svg { background: var(--br-page); }"
 _STYLE = f"""{chart_style(".br-run")}
@@ -30,7 +31,8 @@ _STYLE = f"""{chart_style(".br-run")}
 .br-run p {{ margin: 0 0 6px; overflow-wrap: anywhere; }}
 .br-run img {{ display: block; width: 100%; height: auto; }}
 .br-run .quiet {{ color: var(--br-quiet); font-size: 12px; }}
-.br-run table {{ border-collapse: collapse; width: 100%; font-size: 12px; margin: 6px 0; }}
+.br-run table {{ border-collapse: collapse; table-layout: auto !important; width: 100%;
+  font-size: 12px; margin: 6px 0; }}
 .br-run tr {{ background: none !important; }}
 .br-run th, .br-run td {{ text-align: left !important; padding: 2px 8px 2px 0;
   border-bottom: 1px solid var(--br-line); color: var(--br-ink); background: none; }}
@@ -44,11 +46,12 @@ def draw_picture(view: RunView, problem: str = "") -> str:
         "div",
         element("style", _STYLE),
         element("p", element("strong", view.start.title or view.run), f": {view.headline}"),
+        element("p", summary) if (summary := loss_summary(view)) else None,
         element("p", " · ".join(figures(view)), class_="quiet"),
         _image(draw_curve(curve, view.marks, height=240), curve.name) if curve is not None else None,
         _image(draw_timeline(view), "times of the machines") if view.started_at is not None else None,
         _machines(view),
-        *(element("p", event.text, class_="quiet") for event in view.events[-_MOST_EVENTS:]),
+        *(element("p", _event(view, event), class_="quiet") for event in _newest_events(view)),
         element("p", _freshness(view, problem), class_="quiet"),
         class_="br-run",
     )
@@ -88,18 +91,29 @@ def newest_entry(view: RunView) -> float | None:
     return max(times, default=None)
 
 
+def _newest_events(view: RunView) -> list[EventView]:
+    """Return the newest events but checkpoints, which are in the chart."""
+    return [event for event in view.events if event.kind != "checkpoint"][-_MOST_EVENTS:]
+
+
+def _event(view: RunView, event: EventView) -> str:
+    """Return when an event was, from the start on, and what happened."""
+    return event.text if view.started_at is None else f"{duration(event.at - view.started_at)}: {event.text}"
+
+
 def _machines(view: RunView) -> Element | None:
     if not view.machines:
         return None
     heading = ("machine", "state", "device", "share", "memory", "load", "power")
     rows = [_row(machine) for machine in view.machines[:_MOST_MACHINES]]
+    shown = [column for column in range(len(heading)) if any(row[column] != "–" for row in rows)]
     more = len(view.machines) - len(rows)
     if more > 0:
-        rows.append((f"and {counted(more, 'more machine')}", *[""] * 6))
+        rows.append((f"and {counted(more, 'more machine')}", *[""] * (len(heading) - 1)))
     return element(
         "table",
-        element("thead", element("tr", *(element("th", name, scope="col") for name in heading))),
-        element("tbody", *(element("tr", *(element("td", cell) for cell in row)) for row in rows)),
+        element("thead", element("tr", *(element("th", heading[column], scope="col") for column in shown))),
+        element("tbody", *(element("tr", *(element("td", row[column]) for column in shown)) for row in rows)),
     )
 
 

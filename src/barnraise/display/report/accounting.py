@@ -10,6 +10,7 @@ from barnraise.display.charts.spans import machine_spans
 from barnraise.history.sentences import counted, duration
 from barnraise.history.view import MachineView, RunView
 
+_LEAST_S = 1e-3
 _LOSSES = frozenset(["died", "evicted", "left"])
 
 
@@ -48,10 +49,42 @@ def machine_uses(view: RunView) -> list[MachineUse]:
 
 
 def time_parts(view: RunView) -> list[tuple[str, float]]:
-    """Return the seconds of the whole run by phase; the sum is the time from start to end."""
-    parts = [(name, seconds) for name, seconds in view.phase_totals_s.items() if seconds > 0]
-    rest = view.elapsed_s - sum(seconds for _, seconds in parts)
-    return [("before and after the steps", rest), *parts] if rest > 0 else parts
+    """Return the seconds of the whole run by phase; the sum is the time from start to end.
+
+    The rest that is neither before nor after the steps went into steps that do not count, and into restarts.
+    """
+    phases = [(name, seconds) for name, seconds in view.phase_totals_s.items() if seconds > 0]
+    rest = max(0.0, view.elapsed_s - sum(seconds for _, seconds in phases))
+    before = min(rest, max(0.0, _first_begin(view) - view.started_at)) if view.started_at is not None else 0.0
+    after = min(rest - before, max(0.0, _end(view) - _last_commit(view)))
+    lost = rest - before - after
+    parts = [
+        ("before the first step", before),
+        *phases,
+        ("dropped steps and restarts", lost),
+        ("after the last step", after),
+    ]
+    return [(name, seconds) for name, seconds in parts if seconds > _LEAST_S]
+
+
+def _end(view: RunView) -> float:
+    return view.ended_at if view.ended_at is not None else view.at
+
+
+def _first_begin(view: RunView) -> float:
+    """Return when the first step began; without any step, the end."""
+    if not view.rates:
+        return _end(view)
+    first = view.rates[0]
+    return first.at - (1 / first.steps_per_s if first.steps_per_s else 0.0)
+
+
+def _last_commit(view: RunView) -> float:
+    """Return about when the last step was committed."""
+    if not view.rates:
+        return _end(view)
+    last = view.rates[-1]
+    return last.at + max(0, view.step - last.step - 1) / last.steps_per_s if last.steps_per_s else last.at
 
 
 def step_sentences(view: RunView) -> list[str]:

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, tzinfo
 from barnraise.core.units import format_size
 from barnraise.display.charts.elements import Element, element
 from barnraise.display.charts.scale import short_number
+from barnraise.display.losses import loss_summary
 from barnraise.display.report.energy import EnergyPrice, format_energy
 from barnraise.display.report.layout import page, section, table, tiles
 from barnraise.display.report.sections import (
@@ -64,9 +65,10 @@ def _head(view: RunView, options: ReportOptions) -> list[Element]:
     title = view.start.title or view.run
     started = _clock(view.started_at, options.zone)
     by = f" from {view.start.started_by}" if view.start.started_by else ""
-    head = [
+    head: list[Element | None] = [
         element("h1", title),
         element("p", _sentence(view.headline), class_="lead"),
+        element("p", summary) if (summary := loss_summary(view)) else None,
         element("p", f"Run {view.run}, started {started}{by}.", class_="quiet"),
     ]
     if view.state == "running":
@@ -76,12 +78,12 @@ def _head(view: RunView, options: ReportOptions) -> list[Element]:
         code = "" if view.exit_code is None else f" (exit code {view.exit_code})"
         reason = view.outcome or "no reason is known"
         head.append(element("p", f"The run failed{code}: {reason}", class_="error"))
-    return [*head, tiles(_tiles(view))]
+    return [*(part for part in head if part is not None), tiles(_tiles(view))]
 
 
 def _tiles(view: RunView) -> list[tuple[str, str]]:
     curve = view.curve()
-    total = f" of {view.total_steps:,}" if view.total_steps is not None else ""
+    total = f" of {view.total_steps:,}" if view.total_steps not in (None, view.step) else ""
     mean = view.samples / view.elapsed_s if view.samples and view.elapsed_s else None
     pairs = [
         (f"{view.counts}s", f"{view.step:,}{total}"),
@@ -137,12 +139,25 @@ def _repeat_section(view: RunView) -> Element:
 
 def _events_section(view: RunView, options: ReportOptions) -> Element:
     rows = [
-        (_clock(event.at, options.zone), "–" if event.step is None else f"{event.step:,}", event.text)
+        (
+            _event_time(view, event.at, options.zone),
+            "–" if event.step is None else f"{event.step:,}",
+            event.text,
+        )
         for event in view.events[-_MOST_EVENTS:]
     ]
     left_out = len(view.events) - len(rows)
     note = f"The first {counted(left_out, 'event')} are not shown." if left_out > 0 else ""
-    return section("All events", table(("time", "step", "event"), rows, note))
+    zone = "" if view.started_at is None else _moment(view.started_at, options.zone, " (%Z)")
+    return section("All events", table((f"time{zone}", view.counts, "event"), rows, note))
+
+
+def _event_time(view: RunView, at: float, zone: tzinfo) -> str:
+    """Return the time of day, with the date if it is not that of the start."""
+    is_same_day = view.started_at is not None and _moment(at, zone, "%x") == _moment(
+        view.started_at, zone, "%x"
+    )
+    return _moment(at, zone, "%H:%M:%S" if is_same_day else "%m-%d %H:%M:%S")
 
 
 def _sentence(text: str) -> str:
@@ -151,8 +166,12 @@ def _sentence(text: str) -> str:
 
 
 def _clock(at: float | None, zone: tzinfo) -> str:
-    """Return a time of day; a time that no calendar has is a dash."""
+    return "–" if at is None else _moment(at, zone, "%Y-%m-%d %H:%M:%S %Z")
+
+
+def _moment(at: float, zone: tzinfo, form: str) -> str:
+    """Return a time in a form of `strftime`; a time that no calendar has is a dash."""
     try:
-        return "–" if at is None else datetime.fromtimestamp(at, zone).strftime("%Y-%m-%d %H:%M:%S %Z")
+        return datetime.fromtimestamp(at, zone).strftime(form)
     except (OverflowError, ValueError, OSError):
         return "–"

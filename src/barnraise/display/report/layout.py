@@ -8,6 +8,8 @@ from barnraise.display.charts.elements import Child, Element, element, markup
 from barnraise.display.charts.theme import CHART_STYLE
 
 WIDE, NARROW = 720, 340
+_MOST_NARROW_COLUMNS = 4  # of a table that a phone can show
+_MOST_UNBROKEN = 16  # letters of a cell
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 STYLE = f"""{CHART_STYLE}
 * {{ box-sizing: border-box; }}
@@ -48,6 +50,7 @@ footer {{ margin-top: 32px; color: var(--br-quiet); font-size: 0.8rem; }}
   table.cards thead {{ display: none; }}
   table.cards tr {{ display: block; padding: 6px 0; border-bottom: 1px solid var(--br-line); }}
   table.cards td {{ display: block; border: 0; padding: 1px 0; white-space: normal; }}
+  table.cards td:first-child {{ font-weight: 600; }}
   table.cards td[data-name]::before {{ content: attr(data-name) ": "; color: var(--br-quiet); }}
 }}
 @media print {{
@@ -104,7 +107,7 @@ def tiles(pairs: Iterable[tuple[str, str]]) -> Element:
 
 
 def table(heading: Sequence[str], rows: Sequence[Sequence[Child]], caption: str = "") -> Element:
-    """Return a table; on a phone each row becomes a card. A column without any value is left out."""
+    """Return a table without the columns that have no value. On a phone, each row of a wide one is a card."""
     shown = [
         column
         for column in range(len(heading))
@@ -122,10 +125,10 @@ def table(heading: Sequence[str], rows: Sequence[Sequence[Child]], caption: str 
                 for row in rows
             ),
         ),
-        class_="cards",
+        class_="cards" if len(shown) > _MOST_NARROW_COLUMNS else None,
     )
 
 
 def _cell(name: str, value: Child, is_first: bool) -> Element:
-    kind = "number" if isinstance(value, str) and len(value) <= 12 else None
+    kind = "number" if isinstance(value, str) and len(value) <= _MOST_UNBROKEN else None
     return element("td", value, class_=kind, data_name=None if is_first else name)

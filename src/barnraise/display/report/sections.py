@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 from barnraise.core.units import format_size
 from barnraise.display.charts.bars import draw_phases, draw_stacks
 from barnraise.display.charts.curve import draw_curve, draw_rates
@@ -13,11 +15,14 @@ from barnraise.display.charts.timeline import draw_timeline
 from barnraise.display.report.accounting import machine_uses, step_sentences, time_parts
 from barnraise.display.report.energy import EnergyPrice, energy_sentences, format_energy
 from barnraise.display.report.layout import figure, paragraphs, section, table
-from barnraise.history.sentences import duration
+from barnraise.history.sentences import because, duration, plan_reason
 from barnraise.history.view import CurveView, RunView
 
 _MOST_CURVES = 6
 _MOST_ROWS = 300
+_MOST_REASONS = 5
+_USE = ("machine", "trained", "mean load", "most memory", "hottest", "mean power", "own speed", "share")
+_STEP_TIMES = "Time of a step under each plan; measured: the median."
 
 
 def result_section(view: RunView) -> Element:
@@ -67,7 +72,7 @@ def machines_section(view: RunView) -> Element:
 def time_section(view: RunView) -> Element:
     """Return where the time of the run went, and the use of each machine."""
     parts = time_parts(view)
-    is_measured = any(name != "before and after the steps" for name, _ in parts)
+    is_measured = bool(view.phase_totals_s)
     total = [("whole run", parts)]
     rows = [(name, short_seconds(seconds), _percent(seconds / view.elapsed_s)) for name, seconds in parts]
     uses = [
@@ -90,12 +95,19 @@ def time_section(view: RunView) -> Element:
         else _plain("The times of the steps were not measured."),
         table(("part", "time", "of the run"), rows) if is_measured else None,
         element("h3", "Use of the machines"),
-        table(
-            ("machine", "trained", "mean load", "most memory", "hottest", "mean power", "own speed", "share"),
-            uses,
-        ),
-        _plain("A dash: not measured on this machine."),
+        table(_USE, uses),
+        *(_plain(sentence) for sentence in _unmeasured(uses)),
     )
+
+
+def _unmeasured(uses: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yield what a dash means, and which columns are not shown."""
+    columns = [[row[place] for row in uses] for place in range(len(_USE))]
+    absent = [name for name, column in zip(_USE, columns, strict=True) if set(column) == {"–"}]
+    if absent:
+        yield f"Not measured on any machine: {', '.join(absent)}."
+    if any("–" in column and set(column) != {"–"} for column in columns):
+        yield "A dash: not measured on this machine."
 
 
 def losses_section(view: RunView) -> Element:
@@ -122,10 +134,8 @@ def plans_section(view: RunView) -> Element:
         return section("Plan against reality", _plain("No plan was recorded."))
     rows = [
         (
-            plan.name,
-            f"{plan.step:,}",
+            f"from {view.counts} {plan.step:,}",
             plan.sync,
-            plan.reason,
             short_seconds(plan.predicted_step_s),
             short_seconds(plan.measured_step_s),
             _difference(plan.predicted_step_s, plan.measured_step_s),
@@ -134,8 +144,19 @@ def plans_section(view: RunView) -> Element:
     ]
     return section(
         "Plan against reality",
-        table(("plan", "from step", "how", "why", "predicted step", "measured step", "difference"), rows),
-        figure(lambda width: draw_phases(view.phases, width=width), "A step of the last plan, recent steps."),
+        table(("plan", "how", "predicted", "measured", "difference"), rows, _STEP_TIMES),
+        figure(
+            lambda width: draw_phases(view.phases, width=width),
+            "Where the time of a step goes: mean of the newest steps, and the prediction of the last plan.",
+        ),
+        *(
+            part
+            for plan in view.plans[-_MOST_REASONS:]
+            for part in (
+                element("h3", f"Plan from {view.counts} {plan.step:,}"),
+                element("p", because(plan.name, plan_reason(plan))),
+            )
+        ),
     )
 
 

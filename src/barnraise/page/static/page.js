@@ -44,16 +44,21 @@
     ctx.lineWidth = devicePixelRatio;
     ctx.setLineDash([5 * devicePixelRatio, 4 * devicePixelRatio]);
     ctx.font = `${11 * devicePixelRatio}px system-ui, sans-serif`;
-    ctx.textAlign = "center";
-    data.marks.forEach((mark, place) => {
-      const x = Math.round(drawn.valToPos(mark.step, "x", true));
+    ctx.textAlign = "left";
+    let group = null; // of numbers that would cover each other
+    const groups = [];
+    const places = data.marks.map((mark, place) => [Math.round(drawn.valToPos(mark.step, "x", true)), place + 1]);
+    places.sort((a, b) => a[0] - b[0]).forEach(([x, number]) => {
       if (x < bbox.left || x > bbox.left + bbox.width) return;
+      if (group && x < group.right) group.numbers.push(number);
+      else groups.push(group = { x, numbers: [number] });
+      group.right = x + 10 * devicePixelRatio * (group.numbers.length + 0.5);
       ctx.beginPath();
       ctx.moveTo(x, bbox.top + 14 * devicePixelRatio);
       ctx.lineTo(x, bbox.top + bbox.height);
       ctx.stroke();
-      ctx.fillText(String(place + 1), x, bbox.top + 11 * devicePixelRatio);
     });
+    groups.forEach(({ x, numbers }) => ctx.fillText(numbers.join(" "), x, bbox.top + 11 * devicePixelRatio));
     ctx.restore();
   }
 

@@ -1,13 +1,16 @@
 """Recorder of one worker's commits: a row for each.
 
 The first worker of each machine writes the steps. The values of a step are known one commit later, so they
-follow in rows of their own. At the end, and where no vote brought them, each worker writes its own sums.
+follow in rows of their own. At the end, and where no vote brought them, each worker writes its own sums. The
+other workers of a machine hold the rows of the last seconds. They write them when the group changes, because
+the first worker may have died.
 """
 
 from __future__ import annotations
 
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 from barnraise.agent_client.queue.requests import METRIC_VARIABLE
@@ -25,7 +28,7 @@ from barnraise.history.step_rows import StepRow, ValueRow
 from barnraise.training.autotune.tuner import SyncChoice
 from barnraise.training.group.interface import GroupManager
 from barnraise.training.metrics import Logged, MetricsLog
-from barnraise.training.record.entry_writer import EntryWriter, node_of
+from barnraise.training.record.entry_writer import EntryWriter, Item, node_of
 from barnraise.training.record.sinks import RecordSink
 from barnraise.training.record.step_counters import StepCounters
 from barnraise.training.record.step_trace import TracedStep, open_trace
@@ -34,6 +37,8 @@ from barnraise.training.steps.commit import StepCommitter
 from barnraise.training.steps.throughput import Throughput
 
 _SAMPLE_S = 15.0
+_HELD_S = 10.0  # longer than the first worker keeps rows in its queue
+_MOST_HELD = 10_000
 _MAX_NAME = 64
 _MAX_WORD = 200
 _MAX_SENTENCE = 4000
@@ -64,13 +69,16 @@ class RunRecorder:
         self._trace = open_trace(os.environ.get("BARNRAISE_RUN", "alone"))
         self._last_sample = 0.0
         self._previous: StepRow | None = None  # the newest commit, whose values are not known yet
+        self._previous_rank = 0  # of this worker at that commit
+        self._held: deque[tuple[float, Item]] = deque(maxlen=_MOST_HELD)
         self._generation = -1
         self._written_total: int | None = -1
 
     def attach(self, checkpoints: CheckpointManager) -> None:
-        """Follow the commits and the checkpoints: a valid checkpoint is never ahead of the record."""
+        """Follow the commits, so that no valid checkpoint and no new worker is ahead of the record."""
         self._steps.on_commit.append(self)
         self._steps.on_checkpoint.append(self._queue_newest)
+        self._steps.on_handover.append(self._write_all)
         checkpoints.before_seal(self._writer.flush)
 
     def __call__(self) -> None:
@@ -87,6 +95,7 @@ class RunRecorder:
             step = TracedStep(manager.generation, end, at, seconds, phases, samples)
             self._trace.add(step, manager.rank)
         if manager.generation != self._generation:
+            self._queue_held()
             self._note_group(at, first)
         row = StepRow(
             manager.generation,
@@ -100,12 +109,12 @@ class RunRecorder:
         )
         is_writer = is_first_of_machine(self._manager)
         self._queue_values(self._previous, is_writer)
-        self._previous = row
-        if is_writer and row.stride > 0:
-            self._writer.put(row)
-            if now - self._last_sample >= _SAMPLE_S:
-                self._last_sample = now
-                self._queue_speeds(at)
+        self._previous, self._previous_rank = row, manager.rank
+        if row.stride > 0:
+            self._queue_row(row, is_writer)
+        if is_writer and row.stride > 0 and now - self._last_sample >= _SAMPLE_S:
+            self._last_sample = now
+            self._queue_speeds(at)
 
     def _count(self, steps: int, seconds: float, phases: Sequence[float]) -> None:
         """Count the commit in the metrics of this worker."""
@@ -141,7 +150,28 @@ class RunRecorder:
         if self._previous is not None:
             self._queue_own(self._previous, self._metrics.of_step(self._steps.done - 1))
 
+    def _write_all(self) -> None:
+        """Write everything: another worker gets the state, and this one may die before the next commit."""
+        if self._writer.has_started:
+            self._queue_held()
+            self._queue_newest()
+            self._writer.flush()
+
     # rows
+
+    def _queue_row(self, row: Item, is_writer: bool) -> None:
+        """Queue a row that the first worker of each machine writes; another worker holds it for a while."""
+        if is_writer:
+            self._writer.put(row)
+            return
+        now = time.monotonic()
+        self._held.append((now, row))
+        while self._held[0][0] < now - _HELD_S:
+            self._held.popleft()
+
+    def _queue_held(self) -> None:
+        while self._held:
+            self._writer.put(self._held.popleft()[1])
 
     def _note_group(self, at: float, first: int) -> None:
         self._generation = self._manager.generation
@@ -159,11 +189,11 @@ class RunRecorder:
             return
         step, means = self._metrics.newest
         if step == self._steps.done - 2:
-            if means and is_writer:
+            if means:
                 names = {printable(name)[:_MAX_NAME]: value for name, value in means.items()}
                 generation, is_provisional = self._manager.generation, self._manager.provisional
                 row = ValueRow(generation, previous.first, previous.stride, names, is_provisional)
-                self._writer.put(row)
+                self._queue_row(row, is_writer)
         else:  # the group changed in between, and no vote has brought them
             self._queue_own(previous, self._metrics.of_step(self._steps.done - 2))
 
@@ -174,7 +204,7 @@ class RunRecorder:
                 OwnValues(
                     row.generation,
                     row.first,
-                    self._manager.rank,
+                    self._previous_rank,
                     tuple(printable(name)[:_MAX_NAME] for name, _ in values),
                     tuple(total for _, (total, _) in values),
                     tuple(weight for _, (_, weight) in values),

@@ -16,7 +16,7 @@ from barnraise.checkpoint.holders import UNREADABLE, read_note, write_note
 from barnraise.checkpoint.serialization import FlatState
 from barnraise.checkpoint.signer import AgentCheckpointSigner, CheckpointSigner
 from barnraise.core.decoding import decode
-from barnraise.core.errors import BarnraiseError
+from barnraise.core.errors import AgentError, BarnraiseError, ListenerError
 from barnraise.core.flow.wait_reporter import WaitReporter
 from barnraise.runs.checkpoint_manifest import CheckpointManifest, HeldCheckpoint, to_held_checkpoint
 from barnraise.training.autotune.profiler import is_dry_run
@@ -26,7 +26,7 @@ from barnraise.training.group.interface import GroupManager
 log = logging.getLogger("barnraise.training")
 
 _NO_RUN = 1 << 16
-_HOLDERS_S = 120.0
+_HOLDERS_S = _AGENT_S = 120.0
 _POLL_S, _REPORT_S = 2.0, 15.0
 
 
@@ -206,12 +206,22 @@ class CheckpointManager:
     # candidates
 
     def _load_newest(self, manager: GroupManager) -> _Loaded | None:
-        """Load the newest valid checkpoint on this machine's disk."""
-        for checkpoints in self._searched(manager):
-            newest = checkpoints.newest()
-            if newest is not None:
-                return _Loaded(*newest)
-        return None
+        """Load the newest valid checkpoint on this machine's disk.
+
+        Only the agent knows whose signatures are valid. It is asked again while it does not answer: an older
+        checkpoint would cost steps, and an error would end the run.
+        """
+        deadline = time.monotonic() + _AGENT_S
+        while True:
+            try:
+                candidates = (checkpoints.newest() for checkpoints in self._searched(manager))
+                newest = next((candidate for candidate in candidates if candidate is not None), None)
+                return _Loaded(*newest) if newest is not None else None
+            except (AgentError, ListenerError) as error:
+                if time.monotonic() > deadline:
+                    raise
+                log.warning("waiting for this machine's agent, to check a checkpoint: %s", error.message)
+                time.sleep(_POLL_S)
 
     def _find_remote(
         self, manager: GroupManager, loaded: _Loaded | None, given_up: set[tuple[str, int]]

@@ -109,6 +109,7 @@ class StepCommitter:
         self.state_origin: StateOrigin = "kept"
         self.on_commit: list[Callable[[], None]] = []
         self.on_checkpoint: list[Callable[[], None]] = []  # called before the state is saved
+        self.on_handover: list[Callable[[], None]] = []  # called before new workers train with the state
         self.commit_range: tuple[int, int] | None = None  # batches before and after, during ``on_commit``
         self._manager, self._checkpoints, self._context = manager, checkpoints, context
         self._reducer, self._batch_norms, self._state = context.reducer, context.batch_norms, context.state

@@ -132,6 +132,9 @@ class StepRecovery(StepCommitter):
         manager, group = self._manager, self._manager.group
         if not decision.donors and not manager.is_first_start:
             exit_without_state(finished=manager.finished)
+        if decision.fresh and not self._needs_state:
+            for callback in self.on_handover:
+                callback()
         donors = decision.donors
         self.state_origin = "kept" if donors else "checkpoint"
         if not donors:

@@ -38,7 +38,7 @@ def test_history_tells_what_happened(state: Path, capsys: pytest.CaptureFixture[
         "nas is paused: its link slows the others",
         "mac died: its worker was killed by signal 9",
         "checkpoint of step 400 on desk, nas",
-        "new plan pair-exact",
+        "new plan: pair-exact",
     ):
         assert part in " ".join(text.split()), part
     report.show(run=RUN, as_json=True)

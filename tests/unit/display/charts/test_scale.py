@@ -47,6 +47,8 @@ def test_range_ignores_outliers_and_what_is_not_finite() -> None:
     values = [math.nan, math.inf, *([1.0] * 150), *([2.0] * 150), 1e30]
     assert value_range(values) == pytest.approx((0.95, 2.05))
     assert value_range([math.nan]) is None
+    falling = [4.9 - 0.02 * step for step in range(100)] + [3.0] * 300
+    assert (value_range(falling) or (0, 0))[1] > 4.9, "the start of a curve is no outlier"
     low, high = value_range([7.0]) or (0, 0)
     assert low < 7 < high
 

@@ -43,6 +43,7 @@ def test_report_of_ended_run_says_what_happened() -> None:
         "mac died: its worker was killed by signal 9",
         "600 steps count, each exactly once. They contain 115,200 samples.",
         "A step has 192 samples; 600 × 192 = 115,200, as many.",
+        "mac died at step 320 and came back at step 410. No step that counts was lost.",
         "No committed step was lost.",
         "exact gradients in a ring, every step",
         "barnraise run train.py --epochs 3",
@@ -97,7 +98,9 @@ def test_parts_of_the_time_sum_up_to_the_run() -> None:
     parts = dict(time_parts(VIEW))
     assert sum(parts.values()) == pytest.approx(VIEW.elapsed_s)
     assert parts["waiting"] == pytest.approx(18, abs=0.5), "three breaks of six seconds"
-    assert parts["before and after the steps"] == pytest.approx(42, abs=0.5)
+    assert parts["before the first step"] == pytest.approx(40, abs=0.5)
+    assert parts["after the last step"] == pytest.approx(2, abs=0.5)
+    assert "dropped steps and restarts" not in parts
     assert parts["compute"] > parts["communication"] > parts["vote"] > 0
 
 

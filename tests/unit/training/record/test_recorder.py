@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ from barnraise.history.merge import merge
 from barnraise.training.group.single import SingleWorkerManager
 from barnraise.training.metrics import MetricsLog
 from barnraise.training.record.recorder import RunRecorder
+from barnraise.training.state.checkpoint_manager import CheckpointManager
 from barnraise.training.steps.throughput import Throughput
 
 
@@ -39,6 +40,12 @@ class FakeSink:
 class FakeSteps:
     done, committed_samples, computed_samples, state_origin = 0, 12, 12, "kept"
     commit_range: tuple[int, int] | None = None
+    on_commit: list[Callable[[], None]]
+    on_checkpoint: list[Callable[[], None]]
+    on_handover: list[Callable[[], None]]
+
+    def __init__(self) -> None:
+        self.on_commit, self.on_checkpoint, self.on_handover = [], [], []
 
 
 class Worker:
@@ -76,6 +83,11 @@ def _losses(entries: Sequence[Entry]) -> dict[int, float]:
     }
 
 
+def _steps(entries: Sequence[Entry]) -> list[int]:
+    batches = [entry for entry in merge([entries]) if isinstance(entry, StepBatch)]
+    return [step for entry in batches for step in range(entry.first, entry.end)]
+
+
 def test_all_steps_and_values_are_written_with_the_last_one() -> None:
     worker = Worker()
     for step in range(10):
@@ -98,8 +110,7 @@ def test_rows_are_written_again_after_the_agent_did_not_answer() -> None:
     worker.recorder._writer.flush()
     worker.recorder._writer.flush()
     worker.recorder.close()
-    steps = [e for e in merge([worker.sink.entries]) if isinstance(e, StepBatch)]
-    assert [step for e in steps for step in range(e.first, e.end)] == list(range(5))
+    assert _steps(worker.sink.entries) == list(range(5))
 
 
 def test_second_worker_of_a_machine_writes_only_its_own_values() -> None:
@@ -108,6 +119,32 @@ def test_second_worker_of_a_machine_writes_only_its_own_values() -> None:
         worker.commit(float(step))
     worker.recorder.close()
     assert {type(entry) for entry in worker.sink.entries} == {OwnValues}
+
+
+def test_second_worker_writes_what_a_dead_first_one_may_not_have_written() -> None:
+    worker = Worker(rank=1, machines=("", ""))
+    for step in range(5):
+        worker.commit(float(step))
+    worker.manager.rank, worker.manager.generation = 0, 2  # type: ignore[misc]
+    worker.manager.machines = lambda: ("",)  # type: ignore[method-assign]
+    for step in range(5, 8):
+        worker.commit(float(step))
+    worker.recorder.close()
+    assert _steps(worker.sink.entries) == list(range(8))
+    assert _losses(worker.sink.entries) == {step: float(step) for step in range(8)}
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_all_rows_are_written_before_another_worker_gets_the_state(rank: int) -> None:
+    worker = Worker(rank=rank, machines=("", ""))
+    worker.recorder.attach(CheckpointManager(None, 60.0, 2))
+    for step in range(5):
+        worker.commit(float(step))
+    for callback in worker.steps.on_handover:
+        callback()
+    # Nothing more of it: the worker is killed.
+    assert _steps(worker.sink.entries) == list(range(5))
+    assert _losses(worker.sink.entries) == {step: float(step) for step in range(5)}
 
 
 def test_values_without_votes_are_written_as_own_ones() -> None:

@@ -21,6 +21,7 @@ from barnraise.core.errors import AgentError, RunError
 from barnraise.identity import NodeKey
 from barnraise.runs.checkpoint_manifest import CheckpointSignature, HeldCheckpoint, newest_checkpoint, sign
 from barnraise.training.metrics import MetricsLog
+from barnraise.training.state import checkpoint_manager as manager_module
 from barnraise.training.state.checkpoint_manager import CheckpointLocations, CheckpointManager
 
 KEY = NodeKey.generate()
@@ -48,11 +49,15 @@ class Machine:
     def __init__(self, cluster: Cluster, home: Path, run: str = RUN) -> None:
         self.cluster, self.home, self.run = cluster, home, run
         self.cannot: set[int] = set()
+        self.silent = 0  # how many questions about signers the agent does not answer
 
     def sign(self, step: int, fingerprint: bytes) -> CheckpointSignature:
         return sign(KEY, self.run, step, fingerprint)
 
     def signers(self, run: str) -> Collection[bytes]:
+        if self.silent:
+            self.silent -= 1
+            raise AgentError("the agent of this machine did not answer within 30 s")
         return {KEY.id.raw}
 
     def newest(
@@ -174,6 +179,18 @@ def test_local_checkpoint_is_not_fetched(tmp_path: Path) -> None:
     save(yard.own(2, RUN), 30)
     assert yard.begin() == [(1, 40, 0), (1, 40, 40), (1, 40, 0)]
     assert yard.cluster.brought == []
+
+
+def test_silent_agent_is_asked_again_and_costs_no_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manager_module, "_POLL_S", 0.01)
+    yard = Yard(tmp_path, 2, RUN)
+    yard.cluster.has(RUN, 40)
+    save(yard.own(1, RUN), 40)
+    yard.machines[1].silent = 3
+    assert yard.begin() == [(1, 40, 0), (1, 40, 40)]
+    assert (yard.machines[1].silent, yard.cluster.brought) == (0, [])
 
 
 def test_remote_checkpoint_is_fetched_by_one_worker(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from barnraise.core.errors import CollectiveError
 from barnraise.training.steps.throughput import Throughput
 from barnraise.training.sync import Sync
 from tests.unit.training.test_local_sgd import Training
@@ -53,3 +54,36 @@ def test_worker_with_one_different_number_receives_state() -> None:
     members = run_workers(3, lambda worker: _member(worker._exchange, worker.rank, 1))
     assert list(_sent) == [1]
     assert members[0].hashes == members[1].hashes == members[2].hashes == alike[0].hashes
+
+
+class Growing(ThreadWorker):
+    """Worker that trains alone until its group fails, and then with another one."""
+
+    def __init__(self, later: SharedExchange) -> None:
+        super().__init__(SharedExchange(1), 0)
+        self._later, self._sums = later, 0
+
+    def all_reduce_async(self, tensor: torch.Tensor) -> PendingCopy:
+        self._sums += 1
+        if self._sums == 4:
+            raise CollectiveError("another worker joins")
+        return super().all_reduce_async(tensor)
+
+    def join_next_group(self, error: CollectiveError | None) -> None:
+        if error is not None:
+            self._exchange, self.world, self.generation = self._later, 2, 2  # type: ignore[misc]
+
+
+def test_handover_is_announced_before_another_worker_trains() -> None:
+    noted: list[tuple[int, int]] = []
+
+    def member(worker: ThreadWorker) -> Training:
+        training = Training(Growing(worker._exchange) if worker.rank == 0 else worker, Sync())
+        training.run._step_loop.on_handover.append(lambda: noted.append((worker.rank, training.run.done)))
+        return training.train(1)
+
+    members = run_workers(2, member)
+    assert [rank for rank, _ in noted] == [0]
+    done = noted[0][1]
+    assert members[1].counts[0] == done + 1 > 1
+    assert members[0].hashes[done:] == members[1].hashes
