@@ -112,7 +112,7 @@ def measure(
     folder, marks, alone = directory / "project", directory / "marks", directory / "alone"
     for path in (folder, marks, alone):
         path.mkdir()
-    (folder / SCRIPT).write_text((REPOSITORY / "benchmarks" / "programs" / SCRIPT).read_text())
+    (folder / SCRIPT).write_text((REPOSITORY / "benchmarks" / "bigger" / "program.py").read_text())
     given = {
         "BASE": str(directory / "base"),
         "STEPS": str(options.steps),

@@ -7,6 +7,7 @@ the last of them returns what the stage has received. The block after ours ends 
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import Any
@@ -121,7 +122,7 @@ class Stage:
         self._undo.append(lambda: setattr(parent, name, original))
 
 
-class _EndOfStage(BaseException):
+class _EndOfStage(asyncio.CancelledError):
     """End of the forward pass after the last block of a stage; no model's ``except Exception`` stops it."""
 
     def __init__(self, hidden: torch.Tensor) -> None:

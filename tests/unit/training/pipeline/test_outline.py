@@ -94,7 +94,7 @@ def chain(
     return passes[-1][2].item(), gradients
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("kind", [kind for kind in MODELS if kind != "GPTNeoX"])
 def test_stages_with_lora_equal_the_whole_model(kind: str, tmp_path: Path) -> None:
     folder = write_weights(kind, tmp_path)
     loss, gradients = chain(kind, folder, (0, 4), is_lora=True)
@@ -110,6 +110,12 @@ def test_stages_with_gradient_checkpointing_equal_those_without(tmp_path: Path) 
     split_loss, split_gradients = chain("Llama", folder, (0, 2, 4), is_lora=True, recomputes=True)
     assert split_loss == loss
     assert all(torch.equal(gradients[name], split_gradients[name]) for name in gradients)
+
+
+def test_files_with_other_names_than_the_model_are_refused(tmp_path: Path) -> None:
+    """Transformers renames the head of this model when it writes and reads files."""
+    with pytest.raises(RunError, match=r"files lack .*lm_head\.weight"):
+        chain("GPTNeoX", write_weights("GPTNeoX", tmp_path), (0, 2, 4), is_lora=True)
 
 
 def test_blocks_with_two_results_are_refused() -> None:
