@@ -38,6 +38,14 @@ TABLE = (
     Row("gate", "unit/history/logs/test_compaction.py", "test_record_of_a_day_*"),
     Row("deep", "failure/test_record_kills.py"),
     Row("deep", "failure/test_metrics.py"),
+    # Split models: one architecture stands for the others.
+    Row(
+        "gate",
+        "unit/training/pipeline/test_outline.py",
+        "test_stages_with_*",
+        {"kind": ("Llama",)},
+    ),
+    Row("deep", "unit/training/pipeline/test_outline.py"),
     # The lab: a few tests of each kind; each one costs 5 to 60 s.
     Row("fast", "lab/test_lab_parts.py"),
     Row("deep", "lab/test_systems.py", "test_arm64_host_computes_with_torch"),
@@ -95,6 +103,7 @@ TABLE = (
     Row("gate", "failure/test_queue.py", "test_jobs_run_one_per_device_*"),
     Row("deep", "failure/test_queue.py"),
     Row("deep", "failure/test_page.py"),
+    Row("deep", "failure/test_split.py"),
     Row("gate", "failure/*"),
     # Whole programs, and real waits of many seconds.
     Row("gate", "benchmarks/test_page.py", "test_update_with_many_machines_*"),

@@ -31,7 +31,7 @@ from barnraise.training.autotune.tuner import SyncMode, SyncTuner
 from barnraise.training.batches import TWO_LOOPS, AssignedParts, Batch, Batches
 from barnraise.training.data.iterable import IterableLoader
 from barnraise.training.data.loader import MicroBatchLoader
-from barnraise.training.device_placement import device_of_worker, move_batch, place_model
+from barnraise.training.device_placement import move_batch, place_model
 from barnraise.training.gradients.batch_norm_stats import BatchNormStats
 from barnraise.training.gradients.grad_scaler import ScalerAdapter
 from barnraise.training.gradients.reducer import GradientReducer
@@ -44,6 +44,7 @@ from barnraise.training.hub.step_loop import HubStepLoop
 from barnraise.training.local_sgd import LocalSgd
 from barnraise.training.mapping.mapper import Mapper
 from barnraise.training.metrics import MetricsLog
+from barnraise.training.pipeline.split_session import SplitSession
 from barnraise.training.progress_report import ProgressReporter
 from barnraise.training.record.recorder import RunRecorder
 from barnraise.training.record.sinks import open_sink
@@ -74,7 +75,7 @@ _SCALER = "barnraise.scaler"
 _HUB = "barnraise.hub"
 
 
-class Session:
+class Session(SplitSession):
     """A training in which several workers share every batch. Create it with `barnraise.init`."""
 
     def __init__(
@@ -122,12 +123,17 @@ class Session:
         self._metrics = MetricsLog()
         self._mapper = Mapper(manager, seed, checkpoints.maps_folder)
 
+    @property
+    def _may_split(self) -> bool:
+        is_at_hub = self._parameter_server is not None or self._is_site
+        return not (is_at_hub or self._model is not None or self._tracked or self._mapper.has_mapped)
+
     # the script's API
 
     @property
     def done(self) -> int:
         """Return the number of committed steps, counted in batches of the loader."""
-        return self._state.covered
+        return self._state.covered if self._split is None else self._split.loop.done
 
     @property
     def step(self) -> int:
@@ -135,6 +141,8 @@ class Session:
 
         In the loop over the batches it is one larger after each iteration, on all workers alike.
         """
+        if self._split is not None:
+            return self._split.loop.done
         start, left = self._round_progress
         covered = self._step_loop.round_start
         return covered + (left if covered == start else 0)
@@ -142,29 +150,15 @@ class Session:
     @property
     def total_steps(self) -> int | None:
         """Return the steps of all epochs; None before `epochs` is called, for a stream and with a hub."""
-        if self._epochs is None or isinstance(self._data, IterableLoader | LeasedData):
+        data = self._data if self._split is None else self._split.data
+        if self._epochs is None or isinstance(data, IterableLoader | LeasedData):
             return None
-        return self._epochs * len(self._data)
-
-    @property
-    def device(self) -> torch.device:
-        """Return the device that this worker should use."""
-        return device_of_worker()
+        return self._epochs * len(data)
 
     @property
     def healed(self) -> RecoveryStats | None:
         """Return how this worker received the state, if it joined while the others trained."""
         return self._step_loop.recovery_stats
-
-    @property
-    def is_main(self) -> bool:
-        """Return True on exactly one worker at any time (rank 0)."""
-        return self._manager.rank == 0
-
-    @property
-    def history(self) -> list[dict[str, float]]:
-        """Return the logged values by step, averaged over whole batches. Old entries are dropped."""
-        return self._metrics.history
 
     @property
     def rank(self) -> int:
@@ -199,7 +193,7 @@ class Session:
         Schedulers and a GradScaler may follow the loader. With ``device_placement``, a model on the CPU is
         moved to `device`, and micro-batches are moved to the model's device.
         """
-        if self._model is not None:
+        if self._model is not None or self._split is not None:
             raise RunError("prepare was called twice", hint="Create everything first, then call it once.")
         scalers = [thing for thing in more if isinstance(thing, torch.amp.GradScaler)]
         schedulers = [thing for thing in more if thing not in scalers]
@@ -265,7 +259,7 @@ class Session:
     def epochs(self, count: int) -> Iterator[int]:
         """Yield the remaining epochs; a worker that joins late starts with the current one."""
         self._epochs = count
-        for epoch in range(self._state.epoch, count):
+        for epoch in range(self._state.epoch if self._split is None else self._split.epoch, count):
             self.next_epoch = epoch
             yield epoch
 
@@ -279,17 +273,20 @@ class Session:
                 "run.every was called before the step was finished",
                 hint="Call it after the inner loop: a step has several micro-batches.",
             )
-        first, last = self._step_loop.commit_range or (self.step - 1, self.step)
+        first, last = (self._split is None and self._step_loop.commit_range) or (self.step - 1, self.step)
         return last // steps > max(0, first) // steps
 
     def clip_grad_norm(self, max_norm: float) -> None:
         """Clip the gradient of each whole batch to this norm from now on."""
         self._clip = max_norm
+        if self._split is not None:
+            self._split.loop.clip = max_norm
         if self._model is not None:
             self._step_loop.clip = max_norm
 
     def weight(self, amount: float) -> None:
         """Set the weight of the current micro-batch, for losses that are means over tokens, for example."""
+        self._refuse_if_split("run.weight")
         if self._reducer.has_sent_gradients:
             raise RunError(
                 "run.weight was called after backward()",
@@ -309,6 +306,7 @@ class Session:
 
     def track(self, name: str, thing: Any) -> None:
         """Add an object with ``state_dict`` and ``load_state_dict`` to the training state."""
+        self._refuse_if_split("run.track")
         self._tracked[name] = thing
 
     def save(self, path: str | Path, *, complete: bool = False) -> None:
@@ -320,6 +318,9 @@ class Session:
         """
         self._checkpoints.wait_until_written()
         is_first = os.environ.get("LOCAL_RANK", "0") == "0"
+        if self._split is not None:
+            self._split.save(Path(path), writes=is_first or self.is_main)
+            return
         if self._model is None or not (is_first or self.is_main):
             return
         with self.committed():
@@ -340,6 +341,7 @@ class Session:
 
     def gather(self, value: torch.Tensor) -> torch.Tensor:
         """Return the tensors of all workers, concatenated; scalars become a vector. For evaluation."""
+        self._refuse_if_split("run.gather")
         if self._current is not None:  # after a regroup the micro-batch may belong to another worker
             raise RunError("run.gather was called within a batch", hint="Call it after optimizer.step().")
         self._step_loop.wait_in_flight()
@@ -351,6 +353,7 @@ class Session:
 
         All workers call it with the same items and get all results: plain data, and tensors on the CPU.
         """
+        self._refuse_if_split("run.map")
         if self._parameter_server is not None or self._is_site:
             raise RunError(
                 "the members of a hub do not share the items of run.map",
@@ -372,12 +375,14 @@ class Session:
 
     def state_digest(self) -> str:
         """Hash everything that a commit may change."""
+        self._refuse_if_split("run.state_digest")
         with self._batch_norms.committed():
             return self._step_loop.state_digest()
 
     def on_commit(self, callback: Callable[[Session], None]) -> None:
         """Call a function after every commit."""
-        self._step_loop.on_commit.append(lambda: callback(self))
+        steps = self._step_loop if self._split is None else self._split.loop
+        steps.on_commit.append(lambda: callback(self))
 
     # setup
 

@@ -80,6 +80,9 @@ class TrainingCollectives(TensorChannel, ReduceGroup, CompressingGroup, Protocol
     def all_gather_bytes(self, message: bytes) -> list[bytes]:
         """Return every rank's message, by rank."""
 
+    def make_default(self) -> None:
+        """Make this group the default group of torch.distributed, until it is closed."""
+
     def abort(self) -> None:
         """Fail every pending operation now. May be called from any thread."""
 

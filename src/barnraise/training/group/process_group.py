@@ -9,6 +9,7 @@ import msgspec
 import torch
 from msgspec import Meta
 
+from barnraise.collectives.c10d import default_group
 from barnraise.collectives.c10d.process_group import BarnraiseProcessGroup
 from barnraise.compression import sum_over
 from barnraise.core.decoding import decode
@@ -87,6 +88,10 @@ class TrainingGroup:
         """Start to receive a tensor from a rank, in place."""
         return self._process_group.recv([tensor], sender)
 
+    def make_default(self) -> None:
+        """Make this group the default group of torch.distributed, until it is closed."""
+        default_group.make_default(self._process_group)
+
     def abort(self) -> None:
         """Fail every pending operation now."""
         self._process_group.abort()
@@ -94,6 +99,7 @@ class TrainingGroup:
     def close(self) -> None:
         """Shut the process group down."""
         try:
+            default_group.remove_default(self._process_group)
             self._process_group.shutdown()
         finally:
             self._on_close()

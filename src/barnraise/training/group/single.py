@@ -40,6 +40,9 @@ class SingleWorkerGroup:
         """Return this worker's own message."""
         return [message]
 
+    def make_default(self) -> None:
+        raise AssertionError("a single worker has no other workers")
+
     def abort(self) -> None:
         return
 

@@ -54,9 +54,14 @@ class Mapper:
         self._has_group = self._has_looped = self._is_followed_due = self._is_mapping = False
         self._progress: _MapProgress | None = None
 
+    @property
+    def has_mapped(self) -> bool:
+        """Return True after the first map."""
+        return self._next_key != (0, 0)
+
     def attach(self, step_loop: StepLoop) -> None:
         """Use the group of a training from now on. Raise RunError if there was a map without one."""
-        if self._next_key != (0, 0):
+        if self.has_mapped:
             raise RunError(
                 "run.prepare was called after run.map",
                 hint="Call run.prepare first, or compute the items in a script of their own.",

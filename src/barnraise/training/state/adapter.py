@@ -37,10 +37,12 @@ def describe_adapter(model: torch.nn.Module) -> AdapterDescription | None:
     with tempfile.TemporaryDirectory(prefix="barnraise-adapter-") as folder:
         config.save_pretrained(folder)
         text = (Path(folder) / CONFIG).read_text(encoding="utf-8")
-    known = {_place(tensor): own for own, tensor in tensors_of(model).items()}
+    state = tensors_of(model)
+    known = {id(tensor): own for own, tensor in state.items()}
     # False: "auto" would ask the Hugging Face Hub for the base model's config.
-    saved = peft.get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
-    names = {known.get(_place(tensor), ""): own for own, tensor in saved.items()}
+    saved = peft.get_peft_model_state_dict(model, dict(state), adapter_name=name, save_embedding_layers=False)
+    # peft gives the same tensors other names. Their addresses do not tell: without memory all have one.
+    names = {known.get(id(tensor), ""): own for own, tensor in saved.items()}
     return None if "" in names or len(names) != len(saved) else AdapterDescription(text, names)
 
 
@@ -73,7 +75,3 @@ def is_adapter_folder(model: torch.nn.Module, path: Path) -> bool:
     """Tell whether ``run.save`` of this model to this path writes an adapter folder."""
     is_peft = isinstance(getattr(getattr(model, "_orig_mod", model), "peft_config", None), dict)
     return is_peft and path.suffix != ".safetensors"
-
-
-def _place(tensor: torch.Tensor) -> tuple[int, tuple[int, ...]]:
-    return tensor.data_ptr(), tuple(tensor.shape)

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -22,7 +22,6 @@ from barnraise.runs.checkpoint_manifest import CheckpointManifest, HeldCheckpoin
 from barnraise.training.autotune.profiler import is_dry_run
 from barnraise.training.group.agent_client import WorkerId
 from barnraise.training.group.interface import GroupManager
-from barnraise.training.state.training_state import TrainingState
 
 log = logging.getLogger("barnraise.training")
 
@@ -70,6 +69,16 @@ class _Loaded(NamedTuple):
     parts: FlatState
 
 
+class SavedState(Protocol):
+    """A training's state, as checkpoints contain it."""
+
+    def flatten(self, done: int, *, is_checkpoint: bool = False) -> FlatState:
+        """Return the state; ``done``: committed steps."""
+
+    def load(self, parts: FlatState, source: str = ..., *, is_checkpoint: bool = False) -> int:
+        """Load a flattened state. Return its number of committed steps."""
+
+
 class CheckpointLocations(NamedTuple):
     """Folders of checkpoints: of this run, then of the runs that it resumes, newest first."""
 
@@ -101,7 +110,7 @@ class CheckpointManager:
     def __init__(self, locations: CheckpointLocations | None, every_s: float, copies: int) -> None:
         self._locations = locations
         self._every_s = every_s
-        self._copies = copies
+        self.copies = copies
         self._last = time.monotonic()
 
     @property
@@ -118,14 +127,14 @@ class CheckpointManager:
         """Return True if the last checkpoint is too old."""
         return self._locations is not None and time.monotonic() - self._last >= self._every_s
 
-    def save(self, manager: GroupManager, savers: Sequence[int], state: TrainingState, done: int) -> None:
+    def save(self, manager: GroupManager, savers: Sequence[int], state: SavedState, done: int) -> None:
         """Write a copy on each of the first ``copies`` savers; the other machines note the holders."""
         self._last = time.monotonic()
         if self._locations is None:
             return
-        holders = savers[: self._copies]
+        holders = savers[: self.copies]
         if manager.rank in holders:
-            info = CheckpointInfo(done, manager.generation, manager.provisional, self._copies)
+            info = CheckpointInfo(done, manager.generation, manager.provisional, self.copies)
             self._locations.checkpoints[0].save(state.flatten(done, is_checkpoint=True), info)
         elif self.can_save and holders:
             machines = manager.machines()
@@ -135,7 +144,7 @@ class CheckpointManager:
             except OSError as error:
                 log.warning("the holders of the checkpoint of step %d were not noted: %s", done, error)
 
-    def restore(self, manager: GroupManager, state: TrainingState) -> tuple[int, int]:
+    def restore(self, manager: GroupManager, state: SavedState) -> tuple[int, int]:
         """Load the newest checkpoint on one rank. Return that rank and its number of committed steps.
 
         All workers call it together. If the newest checkpoint is on no worker's disk, one of them fetches it.

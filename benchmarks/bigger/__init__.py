@@ -1,0 +1,1 @@
+"""Fine-tuning of a model that fits on none of the hosts."""

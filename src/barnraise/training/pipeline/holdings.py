@@ -1,0 +1,144 @@
+"""Holdings of the members of a group: their parts of a split model, and decisions when they regroup. Pure.
+
+The model has units: the part before the blocks, each block, and the part after them. A member holds the
+trained state of its stage and, as a mirror, that of the stage before it. A step is applied by a member after
+all have voted that they have its gradients. So a step that any member has applied is applied by all; another
+one is repeated with the same samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from barnraise.core.errors import ProtocolError
+
+MOST_UNITS = 4096
+
+Step = Annotated[int, Meta(ge=0, le=1 << 50)]
+Unit = Annotated[int, Meta(ge=0, lt=MOST_UNITS)]
+Units = Annotated[tuple[Unit, ...], Meta(max_length=MOST_UNITS)]
+Number = Annotated[float, Meta(ge=-1e300, le=1e300)]
+
+
+class StageVote(msgspec.Struct, frozen=True, array_like=True):
+    """A worker's vote: it holds the gradients of its stage, and of the one that it mirrors.
+
+    ``loss``: of the whole batch, from the last stage; 0 from the others. ``fingerprint``: of the samples.
+    ``checkpoint_due``: rank 0 decides for all. ``can_save``: it is the first worker of its machine, with a
+    disk, and with memory for all trained state.
+    """
+
+    step: Step
+    loss: float
+    squared_norm: float
+    newest_generation: Annotated[int, Meta(ge=-1, le=1 << 50)]
+    fingerprint: Annotated[bytes, Meta(max_length=32)] = b""
+    checkpoint_due: bool = False
+    can_save: bool = False
+
+
+class MemberHoldings(msgspec.Struct, frozen=True, array_like=True):
+    """Report of a member that enters a group. ``done``: steps that it has applied.
+
+    ``own``, ``mirrored``: units whose trained state it holds. ``is_ready``: it has voted on the next step,
+    and can apply it. ``factor`` and ``loss``: of the newest step that it has applied. ``block_s``: seconds
+    that a block takes here; 0 if unknown.
+    """
+
+    done: Step = 0
+    own: Units = ()
+    mirrored: Units = ()
+    is_ready: bool = False
+    factor: Number = 1.0
+    loss: float = 0.0
+    memory_bytes: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
+    block_s: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
+    model: Annotated[bytes, Meta(max_length=32)] = b""  # hash of names and shapes
+
+    @property
+    def is_fresh(self) -> bool:
+        """Return True if the member has no trained state."""
+        return not self.own and not self.mirrored
+
+
+class RegroupDecision(NamedTuple):
+    """Decision that all members take alike. ``done``: steps that are applied once all have followed.
+
+    ``apply_factor``: with which members that lack the newest step apply it; None if no member lacks one.
+    ``holders``: the rank that has each unit, by unit. ``lost``: units that no member holds.
+    """
+
+    done: int
+    apply_factor: float | None
+    loss: float
+    holders: dict[int, int]
+    lost: tuple[int, ...]
+
+
+class Transfer(NamedTuple):
+    """The trained state of a unit goes from one rank to another."""
+
+    unit: int
+    sender: int
+    receiver: int
+
+
+def decide_regroup(members: Sequence[MemberHoldings], units: int) -> RegroupDecision:
+    """Decide which step counts, and which rank has each unit.
+
+    Raise ProtocolError if the reports contradict each other.
+    """
+    if len({member.model for member in members}) > 1:
+        raise ProtocolError("the workers of this group do not train the same model")
+    old = [(rank, member) for rank, member in enumerate(members) if not member.is_fresh]
+    if not old:
+        return RegroupDecision(0, None, 0.0, {}, ())
+    done = max(member.done for _, member in old)
+    behind = [member for _, member in old if member.done < done]
+    ahead = next(member for _, member in old if member.done == done)
+    if any(member.done < done - 1 or not member.is_ready for member in behind):
+        raise ProtocolError(f"a step before {done} was applied by one worker and did not reach another")
+    holders: dict[int, int] = {}
+    for kind in ("own", "mirrored"):
+        for rank, member in old:
+            for unit in getattr(member, kind):
+                holders.setdefault(unit, rank)
+    if any(unit >= units for unit in holders):
+        raise ProtocolError("a worker holds a unit that the model does not have")
+    lost = tuple(unit for unit in range(units) if unit not in holders)
+    return RegroupDecision(done, ahead.factor if behind else None, ahead.loss, holders, lost)
+
+
+def units_of(run: tuple[int, int], blocks: int) -> tuple[int, ...]:
+    """Return the units of a run of blocks: unit 0 is before the blocks, and the last one is after them."""
+    first, end = run
+    return (
+        *((0,) if first == 0 else ()),
+        *range(first + 1, end + 1),
+        *((blocks + 1,) if end == blocks else ()),
+    )
+
+
+def mirrored_rank(rank: int, world: int) -> int | None:
+    """Return the rank whose trained state a rank mirrors; None without another one."""
+    return (rank - 1) % world if world > 1 else None
+
+
+def plan_transfers(
+    members: Sequence[MemberHoldings], runs: Sequence[tuple[int, int]], holders: dict[int, int], blocks: int
+) -> list[Transfer]:
+    """Return what has to be sent so that each rank has its units and those that it mirrors."""
+    transfers = []
+    for rank, member in enumerate(members):
+        mirrored = mirrored_rank(rank, len(runs))
+        wanted = {*units_of(runs[rank], blocks)}
+        if mirrored is not None:
+            wanted |= {*units_of(runs[mirrored], blocks)}
+        for unit in sorted(wanted.difference(member.own, member.mirrored)):
+            if holders.get(unit, rank) != rank:
+                transfers.append(Transfer(unit, holders[unit], rank))
+    return transfers

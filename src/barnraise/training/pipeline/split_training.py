@@ -1,0 +1,209 @@
+"""Training of a split model as the script sees it: ``run.split``."""
+
+from __future__ import annotations
+
+import atexit
+import math
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
+
+from barnraise.checkpoint.adapter_files import write_adapter
+from barnraise.checkpoint.files import write_model
+from barnraise.core.errors import CollectiveError, RunError
+from barnraise.planning.plan.stage_placement import ModelParts, PartSize
+from barnraise.runs.sharding import MicroBatch
+from barnraise.training.data.loader import MicroBatchLoader
+from barnraise.training.group.agent_client import WorkerId
+from barnraise.training.group.interface import GroupManager
+from barnraise.training.metrics import MetricsLog
+from barnraise.training.pipeline.outline import LossFunction, ModelOutline, find_blocks, trace_outline
+from barnraise.training.pipeline.schedule import Order
+from barnraise.training.pipeline.split_loop import SplitLoop, SplitTask
+from barnraise.training.pipeline.trained_state import OptimizerFactory, SchedulerFactory
+from barnraise.training.pipeline.weights import StageWeights, WeightFiles
+from barnraise.training.progress_report import ProgressReporter, TrainingStatus
+from barnraise.training.recovery.failure_notice import install_failure_notice
+from barnraise.training.state.adapter import describe_adapter, is_adapter_folder
+from barnraise.training.state.checkpoint_manager import CheckpointManager
+
+
+class SplitOptions(NamedTuple):
+    """Options of ``run.split`` beside the model and the loader."""
+
+    optimizer: OptimizerFactory
+    weights: Path | None
+    scheduler: SchedulerFactory | None
+    blocks: str | None
+    loss: LossFunction | None
+    weight: Callable[[Any], float] | None
+    order: Order
+
+
+class SplitBatch(NamedTuple):
+    """One step: give it to ``model.train_step``. ``target``: finished steps after it."""
+
+    target: int
+
+
+class SplitTraining:
+    """A split model and its steps. The script has it as model and as batches."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loader: DataLoader[Any],
+        options: SplitOptions,
+        *,
+        manager: GroupManager,
+        metrics: MetricsLog,
+        seed: int,
+        unit: int,
+        device: torch.device,
+        checkpoints: CheckpointManager,
+    ) -> None:
+        if isinstance(loader.dataset, IterableDataset):
+            raise RunError("a split model does not train on a stream", hint="Use a map-style dataset.")
+        self.model, self._manager, self._metrics = model, manager, metrics
+        self.data = MicroBatchLoader(loader, unit or max(1, (loader.batch_size or 1) // 8), seed)
+        loss = options.loss or loss_of_output
+        sample = self._first_microbatch()
+        files = WeightFiles(options.weights) if options.weights is not None else None
+        if files is None and not all(parameter.is_meta for parameter in model.parameters()):
+            raise RunError(
+                "a model with weights in memory cannot be split",
+                hint="Build it in `with run.empty():`, and give weights=FOLDER.",
+            )
+        outline = trace_outline(model, find_blocks(model, options.blocks), loss, sample)
+        _refuse_trained_ties(model, outline)
+        weights = StageWeights(model, files, seed, device)
+        weights.drop_all_but(())
+        for buffers in model.modules():
+            buffers._buffers.update(
+                {name: value.to(device) for name, value in buffers._buffers.items() if value is not None}
+            )
+        model.train()
+        task = SplitTask(
+            model,
+            outline,
+            measure_parts(model, outline),
+            loss,
+            options.weight or tokens_of,
+            options.optimizer,
+            options.scheduler,
+            options.order,
+        )
+        self.loop = SplitLoop(manager, task, weights, self.data, device, checkpoints)
+
+    def start(self, session: TrainingStatus) -> None:
+        """Join the group, and report the progress from now on."""
+        worker = WorkerId.from_environment()
+        if worker is not None:
+            install_failure_notice(worker)
+            self.loop.on_commit.append(ProgressReporter(worker, session, self.data.batch))
+        self.loop.on_commit.append(self._manager.report_trained)
+        atexit.register(self._manager.close)
+        self._manager.wait_for_admission()
+        self.loop.join_next_group(None)
+
+    @property
+    def epoch(self) -> int:
+        """Return the epoch of the next step."""
+        return self.data.data_order.locate_step(self.loop.done)[0]
+
+    def train_step(self, batch: SplitBatch) -> float:
+        """Train on a batch, on all machines together. Return its loss, which is the same on each."""
+        loss = self.loop.reach(batch.target)
+        done = self.loop.done
+        self._metrics.update([self._metrics.of_step(done - 2)], done)
+        self._metrics.start_microbatch(done - 1, 1.0)
+        return loss
+
+    def __len__(self) -> int:
+        """Return the steps of an epoch."""
+        return len(self.data)
+
+    def __iter__(self) -> Iterator[SplitBatch]:
+        epoch = self.epoch
+        while not self.data.is_over(epoch, self.loop.done):
+            target = self.loop.done + 1
+            yield SplitBatch(target)
+            if self.loop.done < target:
+                raise RunError(
+                    "a batch was not trained", hint="Call model.train_step(batch) for each batch of the loop."
+                )
+
+    def save(self, path: Path, *, writes: bool) -> None:
+        """Write what is trained, on the workers that write files. All workers call it together."""
+        while True:
+            try:
+                tensors = self.loop.gather_trained()
+                break
+            except CollectiveError as error:
+                self.loop.join_next_group(error)
+        if not writes:
+            return
+        info = {"steps": str(self.loop.done)}
+        if is_adapter_folder(self.model, path):
+            self._write_adapter(path, tensors, info)
+        else:
+            write_model(tensors, path, info)
+
+    def _write_adapter(self, folder: Path, tensors: Mapping[str, torch.Tensor], info: dict[str, str]) -> None:
+        description = describe_adapter(self.model)
+        if description is None:
+            raise RunError(f"{folder} cannot be written: the model has no adapter", hint="Name a file.")
+        write_adapter(folder, description, tensors, info)
+
+    def _first_microbatch(self) -> Any:
+        unit = self.data.microbatches(0)[0]
+        return next(self.data.batches(0, [MicroBatch(unit.number, unit.first, unit.last)]))
+
+
+def loss_of_output(model: nn.Module, inputs: Any) -> torch.Tensor:
+    """Return the loss of a model that computes it from its inputs, as those of Transformers do."""
+    output = model(**inputs) if isinstance(inputs, Mapping) else model(*inputs)
+    loss: torch.Tensor = output.loss
+    return loss
+
+
+def tokens_of(inputs: Any) -> float:
+    """Return the number of tokens that a causal model learns to predict, or else of samples."""
+    labels = inputs.get("labels") if isinstance(inputs, Mapping) else None
+    if isinstance(labels, torch.Tensor) and labels.dim() > 1:
+        return float((labels[:, 1:] != -100).sum())
+    first = next(leaf for leaf in torch.utils._pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor))
+    return float(len(first))
+
+
+def measure_parts(model: nn.Module, outline: ModelOutline) -> ModelParts:
+    """Return the sizes of the parts of a model."""
+    parameters = dict(model.named_parameters())
+
+    def size(names: frozenset[str]) -> PartSize:
+        frozen = trained = 0
+        for name in names:
+            count = parameters[name].numel() * parameters[name].element_size()
+            if parameters[name].requires_grad:
+                trained += count
+            else:
+                frozen += count
+        return PartSize(frozen, trained)
+
+    boundary = math.prod(outline.shape) * outline.dtype.itemsize
+    return ModelParts(size(outline.before), tuple(map(size, outline.blocks)), size(outline.after), boundary)
+
+
+def _refuse_trained_ties(model: nn.Module, outline: ModelOutline) -> None:
+    """Raise RunError if a trained parameter is used in several parts, whose gradients would be summed."""
+    parts = (outline.before, *outline.blocks, outline.after)
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and sum(name in part for part in parts) > 1:
+            raise RunError(
+                f"{name} is trained and used in several parts of the model, which cannot be split yet",
+                hint="Freeze it, for example by LoRA on the other layers.",
+            )

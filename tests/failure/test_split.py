@@ -1,0 +1,146 @@
+"""A split model on three real agents: the worker of one is killed, comes back, and nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from barnraise.collectives.torch_patch.torch_version import has_python_backends
+from benchmarks.agents.local import LocalAgents
+from benchmarks.watch.session import row_of
+from tests.repository import ROOT
+from tests.unit.training.pipeline.block_model import write_base
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.clocks,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(has_python_backends(torch.__version__), reason="this torch is refused"),
+]
+
+PATIENCE_S = 300.0
+STEPS = 180
+SCRIPT = """
+import json, os, sys, time
+from pathlib import Path
+marks = Path(sys.argv[1])
+import barnraise, torch
+from block_model import BlockModel, loader
+torch.set_num_threads(1)
+node = os.environ.get("BARNRAISE_NODE", "alone")
+(marks / f"pid-{os.getpid()}").write_text(node)
+run = barnraise.init(seed=0, unit=2, checkpoint_s=1.0)
+with run.empty():
+    model = BlockModel()
+model, batches = run.split(
+    model,
+    loader(),
+    weights=marks / "base",
+    optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=0.02),
+)
+for _ in run.epochs(60):
+    for batch in batches:
+        loss = model.train_step(batch)
+        with open(marks / f"losses-{node}", "a") as file:
+            file.write(json.dumps([run.step, run.world, loss]) + "\\n")
+        if node != "alone" and run.step >= 8 and not (marks / "go").exists():
+            time.sleep(0.5)
+run.save(marks / f"{node}.safetensors")
+"""
+
+
+def read_losses(path: Path) -> dict[int, float]:
+    """Return the loss by step."""
+    return {step: loss for step, _, loss in map(json.loads, path.read_text().splitlines())}
+
+
+def read_rows(path: Path) -> list[tuple[int, int]]:
+    """Return step and number of workers of each row."""
+    return [(step, world) for step, world, _ in map(json.loads, path.read_text().splitlines())]
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> tuple[Path, Path]:
+    """Return the folder of the script, and that of the base and of what the workers write."""
+    project, marks = tmp_path / "project", tmp_path / "marks"
+    project.mkdir()
+    write_base(marks / "base")
+    model = ROOT / "tests" / "unit" / "training" / "pipeline" / "block_model.py"
+    (project / "block_model.py").write_text(model.read_text())
+    (project / "train.py").write_text(SCRIPT)
+    return project, marks
+
+
+def train_with_deaths(project: Path, marks: Path, victims: int) -> None:
+    """Train on three agents, kill this many of the workers at once, and wait for the end of the run."""
+    with LocalAgents(3) as agents:
+        agents.form()
+        words = ("run", "--env", "agent", "--detach", "train.py", str(marks))
+        done = agents.type(0, *words, folder=project)
+        assert done.returncode == 0, done.stderr
+        run = done.stdout.strip().splitlines()[-1]
+
+        def rows() -> list[tuple[int, int]]:
+            return [row for path in marks.glob("losses-*") for row in read_rows(path)]
+
+        agents.until(lambda: any(step >= 8 and world == 3 for step, world in rows()), "all train", PATIENCE_S)
+        if victims > 1:  # a checkpoint of all stages is on a disk
+            agents.until(lambda: checkpoints_of(agents), "a checkpoint is written", PATIENCE_S)
+        workers = sorted(marks.glob("pid-*"))
+        assert len(workers) == 3
+        for worker in workers[:victims]:
+            os.kill(int(worker.name.removeprefix("pid-")), signal.SIGKILL)
+        killed_at = max(rows())[0]
+
+        def is_back() -> bool:
+            return any(world == 3 and step > killed_at + 1 for step, world in rows())
+
+        agents.until(is_back, "all train again", PATIENCE_S)
+        (marks / "go").touch()
+        agents.until(lambda: row_of(agents, run).phase == "ended", "the run has ended", PATIENCE_S)
+
+
+def checkpoints_of(agents: LocalAgents) -> list[Path]:
+    """Return the checkpoints on all disks."""
+    places = range(agents.count)
+    return [path for place in places for path in agents.state(place).glob("runs/*/checkpoints/step-*")]
+
+
+@pytest.mark.parametrize("victims", [1, 2])
+def test_deaths_of_workers_change_no_result(victims: int, folders: tuple[Path, Path]) -> None:
+    """The first victim's mirror has its state; of two neighbours, a checkpoint has it."""
+    project, marks = folders
+    train_with_deaths(project, marks, victims)
+    alone = train_alone(project, marks)
+    saved = [path for path in marks.glob("*.safetensors") if path.stem != "alone"]
+    assert saved
+    for path in saved:
+        trained = load_file(path)
+        assert trained.keys() == alone.keys()
+        for name, value in alone.items():
+            assert (trained[name] - value).abs().max() < 1e-5, name
+    expected = read_losses(marks / "losses-alone")
+    assert sorted(expected) == list(range(1, STEPS + 1))
+    seen: set[int] = set()
+    for path in marks.glob("losses-*"):
+        losses = read_losses(path)
+        seen |= losses.keys()
+        for step, loss in losses.items():
+            assert loss == pytest.approx(expected[step], abs=1e-5), (path.name, step)
+    assert seen == expected.keys(), "every step was committed"
+
+
+def train_alone(project: Path, marks: Path) -> dict[str, torch.Tensor]:
+    """Train in one process without an agent, and return the trained weights."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("BARNRAISE_")}
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(project)])
+    subprocess.run([sys.executable, "train.py", str(marks)], cwd=project, env=environment, check=True)
+    return dict(load_file(marks / "alone.safetensors"))

@@ -1,0 +1,114 @@
+"""Real processes that train one split model; test_split_loop.py runs them and reads their results.
+
+They connect through a file instead of an agent, and the members of all groups are known. Each act has its own
+groups. In the act "kill", c is killed in the middle of a step, and later d joins a and b.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from barnraise.training.session import Session
+from barnraise.training.state.checkpoint_manager import CheckpointManager
+from tests.unit.forked import fork_all
+from tests.unit.training.mapping.map_workers import FileGroupManager
+from tests.unit.training.pipeline.block_model import BlockModel, loader, write_base
+
+DIES_AT, WAITS_AT = 2, 4  # steps that c has trained, and those before which d is here
+GROUPS = {"two": ["ab"], "three": ["abc"], "kill": ["abc", "ab", "abd"], "first": ["cab", "ab"]}
+
+
+def train(
+    run: Session, folder: Path, results: Path | None = None, wait_for: Path | None = None
+) -> list[float]:
+    """Train the model of a folder for two epochs, and return the losses.
+
+    ``wait_for``: a file that must exist before the last step.
+    """
+    with run.empty():
+        model = BlockModel()
+    run.clip_grad_norm(0.4)
+    split, batches = run.split(
+        model,
+        loader(),
+        weights=folder,
+        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=0.02),
+        scheduler=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.7),
+    )
+    losses = []
+    for _ in run.epochs(2):
+        for batch in batches:
+            while wait_for is not None and run.done == WAITS_AT and not wait_for.exists():
+                time.sleep(0.01)
+            loss = split.train_step(batch)
+            run.log(loss=loss)
+            losses.append(loss)
+    if results is not None:
+        run.save(results)
+    return losses
+
+
+def kill_in_step(run: Session, room: Path) -> None:
+    """Kill this process in the backward pass of a later step."""
+
+    def watch(_: Session) -> None:
+        if run.done == DIES_AT:
+            hold = torch.nn.Module.__call__
+
+            def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+                (room / "killed").touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+                return hold(module, *args, **kwargs)
+
+            torch.nn.Module.__call__ = call  # type: ignore[method-assign]
+
+    run._split.loop.on_commit.append(lambda: watch(run))  # type: ignore[union-attr]
+
+
+class DyingSession(Session):
+    """Session of a worker that is killed while it computes a step."""
+
+    room: Path
+
+    def epochs(self, count: int) -> Any:
+        kill_in_step(self, self.room)
+        return super().epochs(count)
+
+
+def member(machine: str, room: Path, act: str) -> None:
+    torch.set_num_threads(1)
+    while machine == "d" and not (room / "killed").exists():
+        time.sleep(0.01)
+    groups = GROUPS[act]
+    manager = FileGroupManager(machine, room, groups)
+    dies = machine == "c" and len(groups) > 1
+    run = (DyingSession if dies else Session)(
+        manager, seed=0, unit=2, checkpoints=CheckpointManager(None, 60.0, 1)
+    )
+    if isinstance(run, DyingSession):
+        run.room = room
+    wait_for = room / "d" if act == "kill" else None
+    losses = train(run, room / "base", room / f"{machine}.safetensors", wait_for)
+    manager.group.close()
+    (room / f"{machine}.json").write_text(json.dumps([losses, run.world, run.done]))
+
+
+def main() -> int:
+    room, act = Path(sys.argv[1]), os.environ["ACT"]
+    write_base(room / "base")
+    torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)  # imports once what the first use imports
+    fork_all(partial(member, machine, room, act) for machine in sorted(set("".join(GROUPS[act]))))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
