@@ -198,3 +198,33 @@ def test_example_diffusion_lora_trains_an_adapter(tmp_path: Path, monkeypatch: p
     for name, value in saved.items():
         assert torch.equal(loaded[name.replace(".weight", ".default.weight")], value), name
     assert all(value.any() for name, value in saved.items() if "lora_B" in name), "they start at zero"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(480)
+def test_example_finetune_split_trains_alone_and_peft_loads_the_adapter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=256,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    )
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "base")
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "text.md").write_text("the quick brown fox jumps over the lazy dog\n" * 600)
+    monkeypatch.setenv("BARNRAISE_MODEL_BASE", str(tmp_path / "base"))
+    printed = run("finetune_split.py", tmp_path, "--text", str(tmp_path / "text"), "--epochs", "2")
+    losses = [float(text) for text in re.findall(r"loss ([\d.]+)", printed)]
+    assert losses[-1] < losses[0]
+    base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    tuned = peft.PeftModel.from_pretrained(base, tmp_path / "adapter")
+    trained = [value for name, value in tuned.named_parameters() if "lora_B" in name]
+    assert trained
+    assert all(value.abs().sum() > 0 for value in trained)

@@ -14,10 +14,20 @@ _OWN = Path("/proc/self/cgroup")
 
 
 def used_memory(device: torch.device) -> int:
-    """Return the bytes that this process has taken on a device: of the CPU, also for its programs."""
+    """Return the bytes that this process and those that it has started take on a device.
+
+    Of an accelerator it is 0: programs are not in its memory.
+    """
     if device.type != "cpu":
         return 0
-    return int(psutil.Process().memory_info().rss)
+    own = psutil.Process()
+    total = int(own.memory_info().rss)
+    for child in own.children(recursive=True):
+        try:
+            total += int(child.memory_info().rss)
+        except psutil.Error:  # it has ended
+            continue
+    return total
 
 
 def usable_memory(device: torch.device) -> int:

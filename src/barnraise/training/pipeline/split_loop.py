@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -55,7 +56,8 @@ from barnraise.training.state.checkpoint_manager import CheckpointManager
 log = logging.getLogger("barnraise.training")
 
 _UNREADABLE = "a message of another worker about a split model cannot be read"
-_MOST_SKELETON = 1 << 22
+_POLL_S = 0.5
+_SHARE = 0.9  # of a machine's memory that is planned with
 
 _votes = msgspec.msgpack.Decoder(StageVote)
 _holdings = msgspec.msgpack.Decoder(MemberHoldings)
@@ -110,7 +112,7 @@ class SplitLoop:
         self._shapes: dict[object, tuple[int, ...]] = {}
         self._block_s = 0.0
         self._memory_bytes = 0
-        self._base_bytes = used_memory(device)  # before any weights are loaded
+        self._base_bytes = 0  # of programs, before any weights are loaded
 
     # steps
 
@@ -241,14 +243,18 @@ class SplitLoop:
                 log.info("the group failed at step %d: %s", self.done, error.message)
             self._manager.join_next_group(error)
             try:
-                self._regroup()
+                is_placed = self._regroup()
             except CollectiveError as failure:
                 raise_if_permanent(failure)
                 error = failure
                 continue
-            return
+            if is_placed:
+                self._manager.report_waiting("")
+                return
+            error = None
 
-    def _regroup(self) -> None:
+    def _regroup(self) -> bool:
+        """Take a stage in this group. Return False if the model does not fit on its machines for now."""
         manager = self._manager
         members = self._exchange_holdings()
         units = self._count + 2
@@ -265,10 +271,21 @@ class SplitLoop:
         self._is_ready = False
         if not decision.holders:
             decision = self._restore(decision)
-        placement = self._place(members)
+        try:
+            placement = self._place(members)
+        except RunError as error:
+            if not decision.holders:  # all machines of the run are here
+                raise
+            log.warning("waiting for another machine: %s", error.message)
+            manager.report_waiting("another machine")
+            # Without a time limit, because this worker may hold the only copy of what it has trained.
+            while manager.newest_generation() <= manager.generation:
+                time.sleep(_POLL_S)
+            return False
         self._adopt(members, decision, placement)
         if manager.world > 1:
             manager.group.make_default()
+        return True
 
     # checkpoints
 
@@ -321,7 +338,10 @@ class SplitLoop:
         memory, machines = usable_memory(self._device), self._manager.machines()
         if self._device.type == "cpu":
             memory //= machines.count(machines[self._manager.rank])
-        return max(1, memory - self._base_bytes)
+        if self._stage is None:
+            self._base_bytes = used_memory(self._device)
+        # Computing takes more for a moment, such as a copy of a weight in another layout.
+        return max(1, int(_SHARE * memory) - self._base_bytes)
 
     def _place(self, members: Sequence[MemberHoldings]) -> StagePlacement:
         manager = self._manager

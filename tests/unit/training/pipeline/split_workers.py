@@ -1,7 +1,8 @@
 """Real processes that train one split model; test_split_loop.py runs them and reads their results.
 
 They connect through a file instead of an agent, and the members of all groups are known. Each act has its own
-groups. In the act "kill", c is killed in the middle of a step, and later d joins a and b.
+groups. In the act "kill", c is killed in the middle of a step, and later d joins a and b. In the act "wait",
+a and b have too little memory for the model, so they wait for d.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 
 import torch
 
+from barnraise.training.pipeline import split_loop
 from barnraise.training.session import Session
 from barnraise.training.state.checkpoint_manager import CheckpointManager
 from tests.unit.forked import fork_all
@@ -25,6 +27,8 @@ from tests.unit.training.pipeline.block_model import BlockModel, loader, write_b
 
 DIES_AT, WAITS_AT = 2, 4  # steps that c has trained, and those before which d is here
 GROUPS = {"two": ["ab"], "three": ["abc"], "kill": ["abc", "ab", "abd"], "first": ["cab", "ab"]}
+GROUPS["wait"] = GROUPS["kill"]
+MEMORY = 10556  # of a machine: enough for a third of the model, and not for a half
 
 
 def train(
@@ -89,6 +93,8 @@ def member(machine: str, room: Path, act: str) -> None:
     while machine == "d" and not (room / "killed").exists():
         time.sleep(0.01)
     groups = GROUPS[act]
+    if act == "wait":
+        split_loop.usable_memory, split_loop.used_memory = lambda device: MEMORY, lambda device: 0
     manager = FileGroupManager(machine, room, groups)
     dies = machine == "c" and len(groups) > 1
     run = (DyingSession if dies else Session)(

@@ -74,6 +74,12 @@ def test_killed_stage_loses_nothing_and_a_joining_worker_gets_a_stage(tmp_path: 
         check_equal(tmp_path, machine, losses, alone)
 
 
+def test_members_wait_for_a_machine_if_the_model_does_not_fit_on_them(tmp_path: Path, alone: Any) -> None:
+    for machine, (losses, world, done) in run("wait", tmp_path, "abd").items():
+        assert (world, done) == (3, 6)
+        check_equal(tmp_path, machine, losses, alone)
+
+
 def test_death_of_the_first_stage_loses_nothing(tmp_path: Path, alone: Any) -> None:
     for machine, (losses, _, _) in run("first", tmp_path, "ab").items():
         check_equal(tmp_path, machine, losses, alone)

@@ -1,0 +1,99 @@
+"""Refusals and history of a session that splits a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from barnraise.agent_client.profile import DRY_RUN
+from barnraise.core.errors import RunError
+from barnraise.training.group.single import SingleWorkerManager
+from barnraise.training.session import Session
+from barnraise.training.state.checkpoint_manager import CheckpointManager
+from tests.unit.training.pipeline.block_model import BlockModel, loader, write_base
+
+
+def make_session() -> Session:
+    return Session(SingleWorkerManager(), seed=0, unit=2, checkpoints=CheckpointManager(None, 60.0, 1))
+
+
+def make_optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+def split(run: Session, folder: Path, model: nn.Module | None = None) -> Any:
+    if model is None:
+        with run.empty():
+            model = BlockModel()
+    return run.split(model, loader(), weights=folder, optimizer=make_optimizer)
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    write_base(tmp_path / "base")
+    return tmp_path / "base"
+
+
+def test_logged_values_are_in_the_history_one_step_later(base: Path) -> None:
+    run = make_session()
+    model, batches = split(run, base)
+    losses = []
+    for _ in run.epochs(1):
+        for batch in batches:
+            losses.append(model.train_step(batch))
+            run.log(loss=losses[-1])
+            assert run.every(2) == (run.step % 2 == 0)
+    assert [entry["loss"] for entry in run.history] == losses[:2]
+    assert (run.done, run.total_steps, len(batches)) == (3, 3, 3)
+
+
+def test_batch_that_is_not_trained_is_an_error(base: Path) -> None:
+    run = make_session()
+    _, batches = split(run, base)
+    with pytest.raises(RunError, match="a batch was not trained"):
+        list(batches)
+
+
+def test_other_ways_to_train_are_refused_beside_it(base: Path) -> None:
+    run = make_session()
+    split(run, base)
+    with pytest.raises(RunError, match=r"run\.map does not work with a split model"):
+        run.map(str, [1])
+    with pytest.raises(RunError, match=r"run\.gather does not work"):
+        run.gather(torch.zeros(1))
+    with pytest.raises(RunError, match="prepare was called twice"):
+        run.prepare(nn.Linear(1, 1), make_optimizer([nn.Parameter(torch.zeros(1))]), loader())
+    with pytest.raises(RunError, match=r"called after run\.prepare"):
+        split(run, base)
+
+
+def test_split_after_tracked_objects_is_refused(base: Path) -> None:
+    run = make_session()
+    run.track("thing", torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1))
+    with pytest.raises(RunError, match=r"run\.track"):
+        split(run, base)
+
+
+def test_new_weights_of_a_model_in_memory_are_not_lost_silently() -> None:
+    with pytest.raises(RunError, match="a model with weights in memory cannot be split"):
+        make_session().split(BlockModel(), loader(), optimizer=make_optimizer)
+
+
+def test_trained_parameter_of_two_parts_is_refused(base: Path) -> None:
+    run = make_session()
+    with run.empty():
+        model = BlockModel()
+        model.head.weight = model.embed.weight
+        model.embed.weight.requires_grad_()
+    with pytest.raises(RunError, match=r"embed\.weight is trained and used in several parts"):
+        split(run, base, model)
+
+
+def test_dry_run_is_refused(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(DRY_RUN, "1")
+    with pytest.raises(RunError, match="a dry run does not measure split models yet"):
+        split(make_session(), base)
