@@ -57,6 +57,8 @@ _SAID_OR_NOT = (
     r"^barnraise: \w+ is too slow to wait for .*\n",
     # where another machine has a newer one
     r"^barnraise: \w+: resuming from the checkpoint of step .*\n",
+    # where the newest checkpoint is older than the last step
+    r"^barnraise: The run committed [\d,]+ steps; its newest checkpoint is older\. .*\n",
     # where it takes some seconds
     r"^barnraise: step [\d,]+ of .*\n",
     # where it takes more than a moment
@@ -367,7 +369,7 @@ def normal(text: str) -> list[str]:
     text = re.sub(r"^  .* \(cpu\), .*|linux x86_64.*", "HARDWARE", text, flags=re.MULTILINE)
     text = re.sub(r"(?<=\S)  +\S(?:(?!  ).)* GiB$", " HARDWARE", text, flags=re.MULTILINE)
     text = re.sub(r"\w*…$", "…", text, flags=re.MULTILINE)  # a cell is cut where the columns before it end
-    text = re.sub(r"\d+(\.\d+)*(e[+-]\d+)?", "N", text)
+    text = re.sub(r"\d+(,\d{3})*(\.\d+)*(e[+-]\d+)?", "N", text)
     text = re.sub(r"N (ms|us|µs|s|min)\b", "N", text)
     text = re.sub(r"\bN [GMk]bit/s", "N", text)
     text = re.sub(r"\bN (warning|failure)s?\b", r"N \1", text)

@@ -90,7 +90,7 @@ def write_base(folder: Path, width: int, layers: int, words: int) -> int:
         max_position_embeddings=2048,
     )
     with empty_weights():
-        model = LlamaForCausalLM(config)
+        model = LlamaForCausalLM(config)  # type: ignore[no-untyped-call]
     folder.mkdir()
     config.save_pretrained(folder)
     source, total = torch.Generator().manual_seed(0), 0

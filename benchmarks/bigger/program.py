@@ -40,12 +40,12 @@ def main() -> None:
     ids = torch.randint(0, config.vocab_size, (STEPS * BATCH, LENGTH), generator=source)
     run = barnraise.init(seed=0, unit=1)
     with run.empty():
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
     model = get_peft_model(model, LoraConfig(r=8, target_modules="all-linear"))
     rows = [{"input_ids": row, "labels": row} for row in ids]
     split, batches = run.split(
         model,
-        DataLoader(rows, batch_size=BATCH, shuffle=True),
+        DataLoader(rows, batch_size=BATCH, shuffle=True),  # type: ignore[arg-type]
         weights=BASE,
         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),
     )
