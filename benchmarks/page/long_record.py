@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from barnraise.agent_client.cluster_requests import AgentResponse
-from barnraise.agent_client.history.record_reader import ReaderRequest, RecordReader, read_all
 from barnraise.agent_client.history.requests import (
     HistoryListRequest,
     HistoryListResponse,
@@ -20,6 +19,7 @@ from barnraise.cli.watch.page import page_lines
 from barnraise.cli.watch.snapshot import Snapshot
 from barnraise.display.report.document import ReportOptions, build_report
 from barnraise.history.log_file import logs_of, read_part
+from barnraise.history.logs.record_reader import ReaderRequest, RecordReader, read_all
 from barnraise.history.view_builder import RunHistory
 from barnraise.page.render import RunParts
 from benchmarks.invented_run import RUN, START

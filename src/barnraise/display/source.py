@@ -9,7 +9,6 @@ from typing import TypeVar
 
 from barnraise.agent_client.client import ListenerClient
 from barnraise.agent_client.cluster_requests import AgentResponse, decode_response, encode
-from barnraise.agent_client.history.record_reader import ReaderRequest, RecordReader, Store, read_all
 from barnraise.agent_client.history.requests import (
     HistoryListRequest,
     HistoryListResponse,
@@ -23,6 +22,7 @@ from barnraise.core.errors import ListenerError, ProtocolError, RunError
 from barnraise.core.names import NamedItem, match_name
 from barnraise.core.sanitize import printable
 from barnraise.history.log_file import RecordPart, history_directory, logs_of, read_part
+from barnraise.history.logs.record_reader import ReaderRequest, RecordReader, Store, read_all
 from barnraise.history.view import RunView
 from barnraise.history.view_builder import RunHistory
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from barnraise.agent_client.cluster_requests import AgentResponse
-from barnraise.agent_client.history.record_reader import RecordReader, next_request
 from barnraise.agent_client.history.requests import (
     HistoryListRequest,
     HistoryListResponse,
@@ -18,6 +17,7 @@ from barnraise.agent_client.history.requests import (
     KeptLog,
 )
 from barnraise.core.errors import BarnraiseError
+from barnraise.history.logs.record_reader import RecordReader, next_request
 from barnraise.history.view import RunView
 from barnraise.history.view_builder import RunHistory
 

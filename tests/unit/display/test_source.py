@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from barnraise.agent_client.history.record_reader import EntryLists, RecordReader
 from barnraise.display import source
 from barnraise.display.source import HistorySource
 from barnraise.history.entries import Entry, LogHead, NoteEntry
 from barnraise.history.log_file import RecordPart, RunLogWriter, log_path, read_part
+from barnraise.history.logs.record_reader import EntryLists, RecordReader
 from benchmarks.invented_run import DESK, MAC, RUN
 
 

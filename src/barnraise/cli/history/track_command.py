@@ -22,9 +22,9 @@ def track_command(run: str | None, targets: tuple[str, ...]) -> int:
 
     You can stop the command and start it again: it goes on where it stopped.
     """
-    from barnraise.agent_client.history.record_reader import EntryLists, RecordReader
     from barnraise.core.sanitize import printable
     from barnraise.display.source import HistorySource
+    from barnraise.history.logs.record_reader import EntryLists, RecordReader
     from barnraise.integrations.trackers.feeder import Logs, feed, open_tracker
 
     source = HistorySource()

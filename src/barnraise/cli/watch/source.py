@@ -7,7 +7,6 @@ import time
 from msgspec.structs import replace
 
 from barnraise.agent_client.cluster_requests import AgentResponse, NodeRow, StatusRequest, StatusResponse
-from barnraise.agent_client.history.record_reader import ReaderRequest, RecordReader, read_all
 from barnraise.agent_client.history.requests import (
     HistoryListRequest,
     HistoryListResponse,
@@ -19,6 +18,7 @@ from barnraise.cli.runs.progress.waiting_line import awaited, stall_reason
 from barnraise.cli.watch.snapshot import Snapshot
 from barnraise.core.errors import RunError
 from barnraise.display.row_view import run_state, view_of_row
+from barnraise.history.logs.record_reader import ReaderRequest, RecordReader, read_all
 from barnraise.history.view import RunView
 from barnraise.history.view_builder import RunHistory
 

@@ -9,7 +9,6 @@ from collections.abc import Callable
 import pytest
 
 from barnraise.agent_client.cluster_requests import AgentResponse
-from barnraise.agent_client.history.record_reader import ReaderRequest, RecordReader, read_all
 from barnraise.agent_client.history.requests import (
     HistoryListRequest,
     HistoryListResponse,
@@ -19,6 +18,7 @@ from barnraise.agent_client.history.requests import (
 from barnraise.core.errors import AgentError, ProtocolError
 from barnraise.history.entries import NoteEntry
 from barnraise.history.log_format import encode_frames
+from barnraise.history.logs.record_reader import ReaderRequest, RecordReader, read_all
 from barnraise.history.view_builder import RunHistory
 from benchmarks.invented_run import DESK, MAC, RUN, START, example_run
 
