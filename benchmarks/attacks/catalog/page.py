@@ -113,9 +113,20 @@ def _attacked(cluster: AttackedCluster) -> Iterator[OpenedPage]:
 def _check_refused(page: OpenedPage, answers: list[tuple[str, str]], count: int) -> None:
     assert len(answers) == count, "not all was tried"
     for status, text in answers:
-        assert status in ("none", "400", "403", "404", "405", "409", "411", "413", "414", "415", "421"), (
-            status
-        )
+        assert status in (
+            "none",
+            "400",
+            "403",
+            "404",
+            "405",
+            "409",
+            "411",
+            "413",
+            "414",
+            "415",
+            "421",
+            "431",
+        ), status
         assert page.cluster.bystanders.run not in text, "it read the list of runs"
         assert page.token not in text, "it read the token"
 
