@@ -133,6 +133,7 @@ OWN_DATA = {
     "barnraise.hub.aggregation.held_out_validation:HeldOutTrial._read_result": "a child process",
     "barnraise.hub.protocol.tls:_certificate": "the hub's own key",
     "barnraise.hub.protocol.vector_file:encode_vector": "numbers of this process",
+    "barnraise.integrations.trackers.wandb:_inspect": "a child process",
     "barnraise.identity.node_id:NodeId.__str__": "a key of 32 bytes",
     "barnraise.membership.storage:_records": "the agent's own database",
     "barnraise.page.access.local_users:_shown": "an address of this machine",

@@ -10,6 +10,7 @@ import os
 import secrets
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -192,8 +193,13 @@ class RunLogCopy:
         data = part.data[: whole_frames(part.data)]
         if self.size + len(data) > self._max_bytes:
             raise ProtocolError(f"the record of run {self._run} on another machine is too large")
-        with open(self._target, "ab") as file:
-            file.write(data)
+        try:
+            with open(self._target, "ab") as file:
+                file.write(data)
+        except OSError:  # what follows a part of a frame could never be read
+            with suppress(OSError):
+                os.truncate(self._target, self.size)
+            raise
         self.size += len(data)
         is_complete = self.size >= part.size or not data
         if is_complete and self._target == self._draft:

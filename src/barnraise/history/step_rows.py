@@ -11,6 +11,7 @@ from barnraise.history.entries import MOST_ROWS, MOST_VALUES, PHASES, TICKS_PER_
 
 _MAX_NAME = 64
 _MAX_TICKS = 1 << 45
+_MOST_CELLS = 16 << 10  # of a batch of values: half a frame
 
 
 class StepRow(NamedTuple):
@@ -67,7 +68,8 @@ def value_batches(rows: Iterable[ValueRow]) -> list[ValueBatch]:
     batches = []
     groups: list[list[ValueRow]] = []
     for row in rows:
-        before = groups[-1][-1] if groups and len(groups[-1]) < MOST_ROWS else None
+        most = min(MOST_ROWS, _MOST_CELLS // max(1, min(len(row.values), MOST_VALUES)))
+        before = groups[-1][-1] if groups and len(groups[-1]) < most else None
         if before is not None and _continues(before, row) and before.values.keys() == row.values.keys():
             groups[-1].append(row)
         else:

@@ -9,8 +9,12 @@ from typing import TypeVar
 import msgspec
 
 from barnraise.history.entries import MOST_ROWS, StepBatch, ValueBatch
+from barnraise.history.log_format import MAX_BODY
 
 _WIDTH = 4  # bytes of a value
+_NUMBER = 9  # bytes of a number at most
+# Bytes of a join: its frame must hold it, also after half the rows have got a lowest and a highest value.
+_MOST_BYTES = MAX_BODY // 2
 
 T = TypeVar("T")
 Batch = TypeVar("Batch", bound=StepBatch | ValueBatch)
@@ -24,17 +28,18 @@ def row_count(batch: StepBatch | ValueBatch) -> int:
 
 
 def joined(batches: Iterable[Batch], join: Callable[[Sequence[Batch]], Batch]) -> list[Batch]:
-    """Join batches of which each continues the one before, up to MOST_ROWS rows."""
+    """Join batches of which each continues the one before, up to MOST_ROWS rows and half a frame."""
     groups: list[list[Batch]] = []
-    rows = 0
+    rows = size = 0
     for batch in batches:
-        count = row_count(batch)
-        if groups and rows + count <= MOST_ROWS and continues(groups[-1][-1], batch):
+        count, added = row_count(batch), _most_bytes(batch)
+        fits = rows + count <= MOST_ROWS and size + added <= _MOST_BYTES
+        if groups and fits and continues(groups[-1][-1], batch):
             groups[-1].append(batch)
-            rows += count
+            rows, size = rows + count, size + added
         else:
             groups.append([batch])
-            rows = count
+            rows, size = count, added
     return [group[0] if len(group) == 1 else join(group) for group in groups]
 
 
@@ -62,6 +67,12 @@ def join_values(group: Sequence[ValueBatch]) -> ValueBatch:
         lows=tuple(map(b"".join, zip(*(batch.lows for batch in group), strict=True))),
         highs=tuple(map(b"".join, zip(*(batch.highs for batch in group), strict=True))),
     )
+
+
+def _most_bytes(batch: StepBatch | ValueBatch) -> int:
+    if isinstance(batch, StepBatch):
+        return _NUMBER * (len(batch.ticks) + len(batch.samples) + sum(map(len, batch.phases)))
+    return sum(map(len, (*batch.columns, *batch.lows, *batch.highs)))
 
 
 def _form(batch: StepBatch | ValueBatch) -> tuple[object, ...]:

@@ -40,7 +40,7 @@ class EntryStore(Protocol):
 
 
 class EntryLists:
-    """Entries as they were written, by machine."""
+    """Entries as they were written, by machine. A log is another object after it has grown."""
 
     def __init__(self) -> None:
         self._logs: dict[bytes, list[Entry]] = {}
@@ -58,7 +58,7 @@ class EntryLists:
     def add(self, node: bytes, entries: Sequence[Entry]) -> None:
         """Add entries that follow in the log of a machine."""
         if entries:
-            self._logs.setdefault(node, []).extend(entries)
+            self._logs[node] = [*self._logs.get(node, ()), *entries]
 
     def forget(self, node: bytes) -> None:
         """Drop the log of a machine, because it was replaced."""
@@ -111,7 +111,6 @@ class RecordReader(Generic[Store]):
             part = yield HistoryPartRequest(kept.run, kept.node, log.identity, log.offset)
             if not isinstance(part, HistoryPartResponse):
                 raise ProtocolError(f"the agent answered {type(part).__name__} to a request for a record")
-            log.size = part.size
             if (part.identity, part.offset) != (log.identity, log.offset):  # replaced, or the first part
                 log.identity, log.offset = part.identity, 0
                 self.history.forget(kept.node)
@@ -119,12 +118,12 @@ class RecordReader(Generic[Store]):
             if part.offset != log.offset:
                 raise ProtocolError("the agent sent a part of a record that was not asked for")
             decoded = decode_frames(part.data)
-            if not decoded.size:
-                return
-            log.offset += decoded.size
-            self.history.add(kept.node, decoded.entries)
-            self.has_news = True
-            if log.offset >= part.size:
+            if decoded.size:
+                log.offset += decoded.size
+                self.history.add(kept.node, decoded.entries)
+                self.has_news = True
+            if not decoded.size or log.offset >= part.size:
+                log.size = part.size  # only now: a reading that was cut is taken up again
                 return
 
 

@@ -20,7 +20,7 @@ import torch
 from blake3 import blake3
 from torch import nn
 
-from barnraise.checkpoint.serialization import FlatState, flatten, shapes, unflatten
+from barnraise.checkpoint.serialization import FlatState, flatten, shapes, tensor_bytes, unflatten
 from barnraise.core.decoding import decode
 from barnraise.core.errors import CollectiveError, ProtocolError, RunError
 from barnraise.planning.plan.stage_placement import ModelParts, StageMachine, StagePlacement, place_stages
@@ -95,7 +95,8 @@ class SplitLoop:
         self.runs: tuple[tuple[int, int], ...] = ()  # of blocks, by rank
         self._manager, self._task, self._weights, self._data = manager, task, weights, data
         self._device, self._checkpoints = device, checkpoints
-        self._saved = SplitCheckpoint(describe_adapter(task.model))
+        self.adapter = describe_adapter(task.model)  # while the model has all its parts
+        self._saved = SplitCheckpoint(self.adapter)
         self._count = len(task.outline.blocks)
         self._trained = {
             name: parameter for name, parameter in task.model.named_parameters() if parameter.requires_grad
@@ -202,7 +203,7 @@ class SplitLoop:
     def _vote(self, loss: float) -> list[StageVote]:
         own, manager = self._own, self._manager
         assert own is not None
-        fingerprint = blake3(repr([(each.number, each.share) for each in self._work[1]]).encode()).digest()
+        fingerprint = _fingerprint(self._work[1])
         vote = StageVote(
             self.done,
             loss,
@@ -477,3 +478,14 @@ class SplitLoop:
         for work in works:
             work.wait()
         return everything
+
+
+def _fingerprint(work: Sequence[MicroBatchWork]) -> bytes:
+    """Return a hash of the samples of a step."""
+    hasher = blake3()
+    for each in work:
+        hasher.update(repr((each.number, each.share)).encode())
+        for leaf in torch.utils._pytree.tree_leaves(each.inputs):
+            if isinstance(leaf, torch.Tensor):
+                hasher.update(tensor_bytes(leaf.cpu()))
+    return hasher.digest()

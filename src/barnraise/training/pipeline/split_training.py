@@ -28,7 +28,7 @@ from barnraise.training.pipeline.trained_state import OptimizerFactory, Schedule
 from barnraise.training.pipeline.weights import StageWeights, WeightFiles
 from barnraise.training.progress_report import ProgressReporter, TrainingStatus
 from barnraise.training.recovery.failure_notice import install_failure_notice
-from barnraise.training.state.adapter import describe_adapter, is_adapter_folder
+from barnraise.training.state.adapter import is_adapter_folder
 from barnraise.training.state.checkpoint_manager import CheckpointManager
 
 
@@ -154,7 +154,7 @@ class SplitTraining:
             write_model(tensors, path, info)
 
     def _write_adapter(self, folder: Path, tensors: Mapping[str, torch.Tensor], info: dict[str, str]) -> None:
-        description = describe_adapter(self.model)
+        description = self.loop.adapter
         if description is None:
             raise RunError(f"{folder} cannot be written: the model has no adapter", hint="Name a file.")
         write_adapter(folder, description, tensors, info)

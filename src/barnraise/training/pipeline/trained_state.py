@@ -40,7 +40,7 @@ class TrainedState:
     def squared_norm(self) -> float:
         """Return the squared norm of the gradients; a parameter without one counts as zero."""
         return sum(
-            float(parameter.grad.detach().double().square().sum())
+            float(parameter.grad.detach().cpu().double().square().sum())  # an Apple GPU has no float64
             for parameter in self.parameters.values()
             if parameter.grad is not None
         )

@@ -79,3 +79,19 @@ def test_coarser_rows_keep_sums_means_and_extremes() -> None:
     assert batches[-1].end == 8
     curve = build_curves(entry for entry in small if isinstance(entry, ValueBatch))[0]
     assert (curve.points[0].low, max(point.high for point in curve.points)) == (1.0, 5.0)
+
+
+@pytest.mark.parametrize("count", [3, 8, 40])
+def test_record_with_many_values_becomes_coarser_too(tmp_path: Path, count: int) -> None:
+    names = tuple(f"value{number}" for number in range(count))
+    writer = RunLogWriter(log_path(tmp_path, RUN, DESK), LogHead(RUN, DESK, "agent", bytes(16), 1.0), 900_000)
+    rows = 1024
+    for first in range(0, 3_000_000 // (4 * count), rows):
+        columns = tuple(pack_column([float(first + row) for row in range(rows)]) for _ in names)
+        writer.append([StepBatch(1, first, 1.0, (10,) * rows, (8,) * rows)])
+        for start in range(0, rows, 128):
+            part = tuple(column[4 * start : 4 * (start + 128)] for column in columns)
+            writer.append([ValueBatch(1, first + start, names, part)])
+    assert writer.size < 900_000
+    entries = read_entries(log_path(tmp_path, RUN, DESK))
+    assert any(isinstance(entry, ValueBatch) and entry.lows for entry in entries)

@@ -18,7 +18,7 @@ from barnraise.agent_client.history.requests import (
 from barnraise.core.errors import AgentError, ProtocolError
 from barnraise.history.entries import NoteEntry
 from barnraise.history.log_format import encode_frames
-from barnraise.history.logs.record_reader import ReaderRequest, RecordReader, read_all
+from barnraise.history.logs.record_reader import EntryLists, ReaderRequest, RecordReader, read_all
 from barnraise.history.view_builder import RunHistory
 from benchmarks.invented_run import DESK, MAC, RUN, START, example_run
 
@@ -59,6 +59,43 @@ def test_log_that_has_not_grown_is_not_asked_for() -> None:
     _read(reader, keeper.answer)
     assert (keeper.parts, reader.has_news) == (2, True)
     assert "news" in [event.text for event in reader.history.view().events]
+
+
+def test_growing_log_is_another_object_for_a_feeder() -> None:
+    keeper = Keeper()
+    reader = RecordReader(RUN, EntryLists())
+    keeper.logs[DESK] = b"1" * 16, encode_frames(example_run(20))
+    read_all(reader.update(), keeper.answer)
+    [first] = reader.history.logs
+    read_all(reader.update(), keeper.answer)
+    assert reader.history.logs[0] is first
+    identity, data = keeper.logs[DESK]
+    keeper.logs[DESK] = identity, data + encode_frames([NoteEntry(START, "news")])
+    read_all(reader.update(), keeper.answer)
+    [grown] = reader.history.logs
+    assert grown is not first
+    assert len(grown) == len(first) + 1
+
+
+def test_reading_that_was_cut_is_taken_up_again() -> None:
+    keeper, reader = Keeper(), RecordReader(RUN, RunHistory(RUN))
+    data = encode_frames(example_run(20)[:5]) + encode_frames(example_run(20)[5:])
+    keeper.logs[DESK] = b"1" * 16, data
+    first = len(encode_frames(example_run(20)[:5]))
+
+    def answer(request: ReaderRequest) -> AgentResponse:
+        response = keeper.answer(request)
+        if not isinstance(response, HistoryPartResponse):
+            return response
+        if response.offset:
+            raise AgentError("the agent stopped")
+        return HistoryPartResponse(response.identity, 0, data[:first], len(data))
+
+    _read(reader, answer)
+    assert reader.problem is not None
+    _read(reader, keeper.answer)
+    assert reader.problem is None
+    assert reader.history.view().step == 20
 
 
 def test_damaged_log_is_read_as_far_as_it_can_be_beside_others() -> None:
