@@ -68,8 +68,8 @@ def value_batches(rows: Iterable[ValueRow]) -> list[ValueBatch]:
     batches = []
     groups: list[list[ValueRow]] = []
     for row in rows:
-        most = min(MOST_ROWS, _MOST_CELLS // max(1, min(len(row.values), MOST_VALUES)))
-        before = groups[-1][-1] if groups and len(groups[-1]) < most else None
+        most_rows = min(MOST_ROWS, _MOST_CELLS // max(1, min(len(row.values), MOST_VALUES)))
+        before = groups[-1][-1] if groups and len(groups[-1]) < most_rows else None
         if before is not None and _continues(before, row) and before.values.keys() == row.values.keys():
             groups[-1].append(row)
         else:
