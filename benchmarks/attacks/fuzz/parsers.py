@@ -144,6 +144,8 @@ OWN_DATA = {
     "barnraise.training.mapping.exchange:_exchange_pieces": "its own results",
     "barnraise.training.mapping.result_store:_mixed": "its own hashes",
     "barnraise.training.mapping.result_store:ResultStore._read_records": "a private file",
+    "barnraise.training.pipeline.trained_state:TrainedState.pack_gradients": "numbers of this process",
+    "barnraise.training.pipeline.weights:StageWeights._initialize": "a hash that this machine computed",
     "barnraise.training.recovery.state_transfer:send_bytes": "numbers of this process",
     "barnraise.transport.ipc.local_socket:_peer_user": "the operating system",
     "barnraise.transport.listener.listener:main": "the parent process",
