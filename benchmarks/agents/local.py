@@ -109,6 +109,14 @@ class LocalAgents:
             self.ask(place, question, RequestDone, 2 * _PATIENCE_S)
         self.until(lambda: self.members(0) == self.count, "all agree")
 
+    def restore(self) -> None:
+        """Start the agents that were killed, and wait until each has all machines in its view."""
+        places = range(self.count)
+        for place in places:
+            if self.agents[place] is None:
+                self.start(place)
+        self.until(lambda: all(self.members(place) == self.count for place in places), "all are here")
+
     def members(self, place: int) -> int:
         """Return the number of machines in the view of an agent."""
         rows = self.ask(place, StatusRequest(), StatusResponse).nodes

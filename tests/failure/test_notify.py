@@ -111,10 +111,7 @@ def formed(tls: tuple[Path, object]) -> Iterator[NotifyingAgents]:
 
 @pytest.fixture
 def agents(formed: NotifyingAgents) -> NotifyingAgents:
-    for place in range(formed.count):
-        if formed.agents[place] is None:
-            formed.start(place)
-    formed.until(lambda: all(formed.members(place) == 3 for place in range(3)), "all are here")
+    formed.restore()
     for row in formed.targets():
         formed.ask(0, RemoveTargetRequest(row.name), TargetsResponse)
     return formed

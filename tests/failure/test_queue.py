@@ -44,10 +44,7 @@ def agents() -> Iterator[LocalAgents]:
 
 @pytest.fixture
 def all_up(agents: LocalAgents) -> LocalAgents:
-    for place in range(agents.count):
-        if agents.agents[place] is None:
-            agents.start(place)
-    agents.until(lambda: all(agents.members(place) == 3 for place in range(3)), "all are here")
+    agents.restore()
     return agents
 
 

@@ -47,6 +47,7 @@ class StepTable:
         self._phases: list[tuple[int, ...]] = []  # ticks of each of PHASES, or none if they are unknown
         self._totals: list[tuple[int, int, int]] = [(0, 0, 0)]  # steps, ticks and samples before each row
         self._commits: tuple[list[float], list[int]] | None = None
+        self._changes: list[int] = []  # first steps of groups; their rows have the time of the change, too
 
     def update(self, batches: Sequence[StepBatch]) -> None:
         """Take the steps of a history in place of those before; equal first batches are not read again."""
@@ -59,6 +60,9 @@ class StepTable:
             del column[rows:]
         del self._totals[rows + 1 :]
         self._commits = None
+        generations = (None, *(batch.generation for batch in batches))
+        pairs = zip(generations, batches, strict=False)
+        self._changes = [batch.first for before, batch in pairs if before != batch.generation]
         for batch in batches[same:]:
             count = len(batch.ticks)
             self._steps.extend(range(batch.first, batch.end, batch.stride))
@@ -174,16 +178,6 @@ class StepTable:
                 point = RatePoint(step, self._times[start], steps / seconds, samples / seconds, machines)
                 points.append(point)
         return tuple(points)
-
-    @property
-    def _changes(self) -> list[int]:
-        """Return the first steps of groups: their rows have the time of the change of machines, too."""
-        generations = (None, *(batch.generation for batch in self._batches))
-        return [
-            batch.first
-            for before, batch in zip(generations, self._batches, strict=False)
-            if before != batch.generation
-        ]
 
     def _span(self, first: int, end: int | None) -> _Span:
         """Return the rows with steps in a range, without those of a change of machines."""
