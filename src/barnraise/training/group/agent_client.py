@@ -54,6 +54,15 @@ class WorkerId(NamedTuple):
         )
 
 
+def read_topology(state: Path) -> TopologyGraph:
+    """Ask the agent of this state directory for the topology that the agents have measured."""
+    with ListenerClient.connect(state) as client:
+        response = decode_response(client.ask(encode(GraphRequest()), _REQUEST_S))
+    if not isinstance(response, GraphResponse):
+        raise RunError("the agent did not answer with a topology graph")
+    return decode_graph(response.graph)
+
+
 class AgentGroupClient:
     """Long-polling client for the group of one worker.
 
@@ -78,11 +87,7 @@ class AgentGroupClient:
 
     def survey(self) -> TopologyGraph:
         """Return the topology that the agents have measured."""
-        with ListenerClient.connect(self.worker.state) as client:
-            response = decode_response(client.ask(encode(GraphRequest()), _REQUEST_S))
-        if not isinstance(response, GraphResponse):
-            raise RunError("the agent did not answer with a topology graph")
-        return decode_graph(response.graph)
+        return read_topology(self.worker.state)
 
     def wait_for(self, accepts: Callable[[GroupResponse], bool]) -> GroupResponse:
         """Block, without a time limit, until the agent's answer is accepted.
