@@ -80,9 +80,10 @@ def main():
 
     torch.manual_seed(0)
     model = Writer().to(device)
+    mesh = barnraise.device_mesh(device_type=torch.device(device).type)  # shards over the fastest links
     for layer in model.layers:
-        fully_shard(layer)
-    fully_shard(model)
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     state = {"training": Training(model, optimizer)}
 

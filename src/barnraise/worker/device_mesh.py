@@ -1,4 +1,4 @@
-"""``barnraise.device_mesh``: a mesh of all ranks for FSDP2, made of the links that the agents have measured."""
+"""``barnraise.device_mesh``: a mesh of all ranks for FSDP2, made of measured links."""
 
 from __future__ import annotations
 
@@ -24,18 +24,20 @@ _MACHINE_BYTES = 32  # of a machine's name, as a hash
 _NO_MESH = -1
 
 
-def device_mesh(needs: int = 0) -> DeviceMesh:
+def device_mesh(needs: int = 0, *, device_type: str | None = None) -> DeviceMesh:
     """Return a mesh of all ranks: with dimension ``shard``, or with ``replicate`` and ``shard``.
 
     ``needs``: bytes of the whole state, such as parameters, gradients and optimizer. The shard groups are the
     smallest ones that have this memory, over the fastest links. With 0, a shard group is a machine with
-    several ranks, or else all ranks. All ranks call it, after ``init_process_group``.
+    several ranks, or else all ranks. ``device_type``: of the model; by default that of the worker's device.
+    All ranks call it, after ``init_process_group``.
     """
     if not dist.is_initialized():
         raise RunError(
             "device_mesh needs the process group", hint="Call torch.distributed.init_process_group() first."
         )
-    device = device_of_worker()
+    own = device_of_worker()
+    device = own if device_type in (None, own.type) else torch.device(str(device_type))
     rows = _agree(_gather_ranks(device), needs, device)
     names = ("shard",) if len(rows) == 1 else ("replicate", "shard")
     return DeviceMesh(device.type, rows[0] if len(rows) == 1 else rows, mesh_dim_names=names)
@@ -54,9 +56,7 @@ def _gather_ranks(device: torch.device) -> list[MeshRank]:
     ranks = []
     for each in gathered:
         data = bytes(each.tolist())
-        ranks.append(
-            MeshRank(data[:_MACHINE_BYTES].hex(), int.from_bytes(data[_MACHINE_BYTES:], "little"))
-        )
+        ranks.append(MeshRank(data[:_MACHINE_BYTES].hex(), int.from_bytes(data[_MACHINE_BYTES:], "little")))
     if device.type != "cpu":
         return ranks
     machines = [rank.machine for rank in ranks]  # their processes share its memory

@@ -1,4 +1,4 @@
-"""`barnraise.device_mesh` on real processes: hybrid sharding, then other machines continue from the shards."""
+"""`barnraise.device_mesh` on real processes: hybrid sharding, and fewer machines that continue."""
 
 from __future__ import annotations
 

@@ -26,7 +26,10 @@ class MeshRank(NamedTuple):
 
 
 class MeshLayout(NamedTuple):
-    """Shard groups of equal size; the ranks in the same place of them hold the same shard. ``why``: reason."""
+    """Shard groups of equal size; ranks in the same place of them hold the same shard.
+
+    ``why``: the reason, as a sentence.
+    """
 
     shard_groups: Groups
     why: str

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -85,3 +87,19 @@ def test_traffic_of_a_step() -> None:
     sharded, replicated = traffic_of_step(1, 4, 16, 8)
     assert (sharded, replicated) == (0.75 * 40, 0.0)
     assert traffic_of_step(2, 2, 16, 8) == (20.0, 4.0)
+
+
+def test_table_in_the_docs_is_computed() -> None:
+    rates_of_links = {"1 Gbit/s": 1e9, "2.5 Gbit/s": 2.5e9, "10 Gbit/s": 1e10, "40 Gbit/s": 4e10}
+    size = 16_000_000_000
+    lines = [
+        f"| Machines | Trained | Received | {' | '.join(rates_of_links)} |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for machines in (2, 4):
+        for trained, gradient_bytes in (("LoRA", 0), ("all", size)):
+            received = sum(traffic_of_step(1, machines, size, gradient_bytes))
+            seconds = [f"{8 * received / rate:.0f} s" for rate in rates_of_links.values()]
+            lines.append(f"| {machines} | {trained} | {received / 1e9:.0f} GB | {' | '.join(seconds)} |")
+    docs = Path(__file__).parents[4].joinpath("docs", "sharded.md").read_text(encoding="utf-8")
+    assert "\n".join(lines) in docs, "\n".join(lines)
