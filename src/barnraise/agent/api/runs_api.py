@@ -374,7 +374,8 @@ def _machines_of(record: RunRecord, order: RunSpec) -> Sequence[bytes]:
 
 
 def _failures(agent: Agent, record: RunRecord, *, with_tails: bool) -> tuple[FailureRow, ...]:
-    roots = {failure.key for failure in root_failures(record.failures)}
+    has_succeeded = record.outcome is not None and record.outcome.code == 0
+    roots = {failure.key for failure in root_failures(record.failures, has_succeeded=has_succeeded)}
     return tuple(
         FailureRow(
             machine=agent.name_of(NodeId(item.node)),

@@ -147,7 +147,7 @@ def say_end(row: RunRow, *, all_output: bool = False) -> int:
     for line in restarted_lines(row):
         click.echo(painted(f"barnraise: {printable(line)}", colour="yellow", err=True), err=True)
     if row.code == 0:
-        code = FORGIVEN if any(not failure.signal for failure in row.failures) else 0
+        code = FORGIVEN if any(not (failure.signal or failure.follows) for failure in row.failures) else 0
         remark = f", although a worker failed (exit code {code})" if code else ""
         click.echo(f"barnraise: {printable(final_line(row))}{remark}", err=True)
         if code:

@@ -107,6 +107,7 @@ class WatchApp(App[None]):
         self._left = threading.Event()
         self._drawn_key: object = None
         self._pause_s = _LOOK_S
+        self._asked: dict[str, bool] = {}  # pauses and their ends that the cluster does not show yet
 
     def compose(self) -> ComposeResult:
         yield PageView()
@@ -143,6 +144,11 @@ class WatchApp(App[None]):
         self._error = error
         if snapshot is not None:
             self.snapshot, self._answered_at = snapshot, self._clock()
+            self._asked = {
+                name: paused
+                for name, paused in self._asked.items()
+                if paused != (name in snapshot.user_pauses)
+            }
             newest = newest_entry_at(snapshot.view)
             if newest != self._newest_at:
                 self._newest_at, self._news_at = newest, self._clock()
@@ -183,15 +189,28 @@ class WatchApp(App[None]):
     def action_pause_machine(self) -> None:
         rows = []
         for machine in self.snapshot.view.machines:
-            paused = machine.name in self.snapshot.user_pauses
+            paused = self._is_paused(machine.name)
             rows.append(
                 (machine.name, "is paused: let runs use it" if paused else f"{machine.state}: pause it")
             )
         self._choose("Pause a machine, or let runs use it again", rows, self._toggle_pause)
 
     def _toggle_pause(self, machine: str) -> None:
-        paused = machine not in self.snapshot.user_pauses
-        self._act(lambda: self._actions.set_pause(machine, paused=paused))
+        paused = not self._is_paused(machine)
+
+        def act() -> str:
+            sentence = self._actions.set_pause(machine, paused=paused)
+            self.call_from_thread(self._remember, machine, paused)
+            return sentence
+
+        self._act(act)
+
+    def _remember(self, machine: str, paused: bool) -> None:
+        self._asked[machine] = paused
+
+    def _is_paused(self, machine: str) -> bool:
+        """Tell whether a user has paused a machine; what this screen asked for counts at once."""
+        return self._asked.get(machine, machine in self.snapshot.user_pauses)
 
     def action_open_log(self) -> None:
         rows = [(machine.name, str(machine.state)) for machine in self.snapshot.view.machines]

@@ -63,10 +63,15 @@ def _within_limit(failures: list[RecordedFailure]) -> tuple[RecordedFailure, ...
     return tuple(failures)
 
 
-def root_failures(failures: Sequence[RecordedFailure]) -> list[RecordedFailure]:
-    """Return the failures without those that follow from another one."""
+def root_failures(
+    failures: Sequence[RecordedFailure], *, has_succeeded: bool = False
+) -> list[RecordedFailure]:
+    """Return the failures without those that follow from another one, or from the loss of a machine.
+
+    Of a run that has not succeeded, the first one stays, so that something is shown.
+    """
     roots = [item for item in failures if not any(text in item.failure.tail for text in FOLLOWERS)]
-    return roots or list(failures[:1])
+    return roots or ([] if has_succeeded else list(failures[:1]))
 
 
 def final_failure(record: RunRecord) -> RecordedFailure | None:

@@ -29,6 +29,7 @@ def row(code: int, *failures: FailureRow) -> RunRow:
     [
         (row(0), 0, []),
         (row(0, CRASH), run.FORGIVEN, ["pc: ValueError: no such label (train.py:31); restarted"]),
+        (row(0, FOLLOWER), 0, []),
         (row(0, KILLED), 0, ["nas: killed by signal 9; restarted"]),
         (row(1, CRASH, FOLLOWER), 1, []),
         (row(137, KILLED, CRASH), 137, ["nas: killed by signal 9; restarted"]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from dataclasses import replace as replaced
 
 import pytest
 from msgspec.structs import replace
@@ -146,6 +147,23 @@ def test_pause_key_pauses_or_resumes_the_chosen_machine() -> None:
         await until(pilot, lambda: len(notices(app)) == 3)
         assert sorted(run.done) == ["pause desk", "pause nas", "resume mac"]
         assert "Failed: nas is a guest. Ask its user." in notices(app)
+
+    operate(run, steps)
+
+
+def test_pause_key_resumes_what_it_paused_before_the_cluster_shows_it() -> None:
+    run = example(300)
+
+    async def steps(app: WatchApp, pilot: Pilot[None]) -> None:
+        for _ in range(3):
+            before = len(notices(app))
+            await pilot.press("p", "enter")
+            await until(pilot, lambda count=before: len(notices(app)) > count)
+        assert run.done == ["pause desk", "resume desk", "pause desk"]
+        run.snapshot = replaced(run.snapshot, user_pauses={"desk": "a person at mac paused it"})
+        await until(pilot, lambda: app.snapshot is run.snapshot)
+        await pilot.press("p", "enter")
+        await until(pilot, lambda: run.done[-1] == "resume desk")
 
     operate(run, steps)
 

@@ -111,6 +111,8 @@ def test_failures_that_follow_from_another_are_no_roots() -> None:
     root = RecordedFailure(A, failure())
     assert root_failures([follower, root]) == [root]
     assert root_failures([follower]) == [follower], "else nothing would be shown"
+    assert root_failures([follower], has_succeeded=True) == [], "it lost a machine, and went on"
+    assert root_failures([follower, root], has_succeeded=True) == [root]
     assert root_failures([]) == []
 
 
