@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,7 +33,13 @@ def torchrun(machines: Machines, folder: Path, command: tuple[str, ...], hosts: 
     for own in folders:
         shutil.copytree(folder / "project", own)
     started = start_torchrun(machines, folders, command, {"ACCELERATE_USE_CPU": "true"})
-    codes = [process.wait(240) for process in started]
+    try:
+        codes = [process.wait(240) for process in started]
+    except subprocess.TimeoutExpired:
+        pytest.fail("torchrun does not end:\n" + "\n".join(process.output() for process in started))
+    finally:
+        for process in started:  # or the next test finds the port of the store in use
+            process.kill()
     assert codes == [0] * hosts, started[0].output()
     return started[0].output()
 
