@@ -1,14 +1,14 @@
 """Holdings of the members of a group: their parts of a split model, and decisions when they regroup. Pure.
 
 The model has units: the part before the blocks, each block, and the part after them. A member holds the
-trained state of its stage and, as a mirror, that of the stage before it. A step is applied by a member after
-all have voted that they have its gradients. So a step that any member has applied is applied by all; another
+trained state of its stage and, as a mirror, that of other stages. A step is applied by a member after all
+have voted that they have its gradients. So a step that any member has applied is applied by all; another
 one is repeated with the same samples.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -21,11 +21,12 @@ MOST_UNITS = 4096
 Step = Annotated[int, Meta(ge=0, le=1 << 50)]
 Unit = Annotated[int, Meta(ge=0, lt=MOST_UNITS)]
 Units = Annotated[tuple[Unit, ...], Meta(max_length=MOST_UNITS)]
+Run = tuple[int, int]  # of blocks: the first one, and the one after the last
 Number = Annotated[float, Meta(ge=-1e300, le=1e300)]
 
 
 class StageVote(msgspec.Struct, frozen=True, array_like=True):
-    """A worker's vote: it holds the gradients of its stage, and of the one that it mirrors.
+    """A worker's vote: it holds the gradients of its stage, and of those that it mirrors.
 
     ``loss``: of the whole batch, from the last stage; 0 from the others. ``fingerprint``: of the samples.
     ``checkpoint_due``: rank 0 decides for all. ``can_save``: it is the first worker of its machine, with a
@@ -113,7 +114,7 @@ def decide_regroup(members: Sequence[MemberHoldings], units: int) -> RegroupDeci
     return RegroupDecision(done, ahead.factor if behind else None, ahead.loss, holders, lost)
 
 
-def units_of(run: tuple[int, int], blocks: int) -> tuple[int, ...]:
+def units_of(run: Run, blocks: int) -> tuple[int, ...]:
     """Return the units of a run of blocks: unit 0 is before the blocks, and the last one is after them."""
     first, end = run
     return (
@@ -123,21 +124,22 @@ def units_of(run: tuple[int, int], blocks: int) -> tuple[int, ...]:
     )
 
 
-def mirrored_rank(rank: int, world: int) -> int | None:
-    """Return the rank whose trained state a rank mirrors; None without another one."""
-    return (rank - 1) % world if world > 1 else None
-
-
 def plan_transfers(
-    members: Sequence[MemberHoldings], runs: Sequence[tuple[int, int]], holders: dict[int, int], blocks: int
+    members: Sequence[MemberHoldings],
+    runs: Sequence[Run],
+    mirrors: Sequence[int | None],
+    holders: Mapping[int, int],
+    blocks: int,
 ) -> list[Transfer]:
-    """Return what has to be sent so that each rank has its units and those that it mirrors."""
+    """Return what has to be sent so that each rank has its units and those that it mirrors.
+
+    ``mirrors``: by rank, the rank that mirrors it.
+    """
     transfers = []
     for rank, member in enumerate(members):
-        mirrored = mirrored_rank(rank, len(runs))
-        wanted = {*units_of(runs[rank], blocks)}
-        if mirrored is not None:
-            wanted |= {*units_of(runs[mirrored], blocks)}
+        wanted = set(units_of(runs[rank], blocks))
+        for other, mirror in enumerate(mirrors):
+            wanted |= set(units_of(runs[other], blocks)) if mirror == rank else set()
         for unit in sorted(wanted.difference(member.own, member.mirrored)):
             if holders.get(unit, rank) != rank:
                 transfers.append(Transfer(unit, holders[unit], rank))

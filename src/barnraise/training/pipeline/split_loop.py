@@ -13,17 +13,23 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import torch
 from blake3 import blake3
-from torch import nn
 
-from barnraise.checkpoint.serialization import FlatState, flatten, shapes, tensor_bytes, unflatten
+from barnraise.checkpoint.serialization import tensor_bytes
 from barnraise.core.decoding import decode
-from barnraise.core.errors import CollectiveError, ProtocolError, RunError
-from barnraise.planning.plan.stage_placement import ModelParts, StageMachine, StagePlacement, place_stages
+from barnraise.core.errors import CollectiveError, RunError
+from barnraise.planning.plan.mirror_placement import MirrorMember, MirrorPlacement, place_mirrors
+from barnraise.planning.plan.stage_placement import (
+    StageMachine,
+    StagePlacement,
+    mirror_bytes,
+    place_stages,
+    stage_bytes,
+)
 from barnraise.training.data.loader import MicroBatchLoader
 from barnraise.training.device_placement import move_batch
 from barnraise.training.group.interface import GroupManager
@@ -33,21 +39,15 @@ from barnraise.training.pipeline.holdings import (
     StageVote,
     Transfer,
     decide_regroup,
-    mirrored_rank,
     plan_transfers,
     units_of,
 )
 from barnraise.training.pipeline.machine_memory import usable_memory, used_memory
-from barnraise.training.pipeline.outline import LossFunction, ModelOutline
-from barnraise.training.pipeline.schedule import MicroBatchWork, Order, run_alone, run_stage
+from barnraise.training.pipeline.members.member_stage import MemberStage, SplitTask
+from barnraise.training.pipeline.members.state_exchange import StateExchange
+from barnraise.training.pipeline.schedule import MicroBatchWork, run_alone, run_stage
 from barnraise.training.pipeline.split_checkpoint import SplitCheckpoint
 from barnraise.training.pipeline.stage import Stage
-from barnraise.training.pipeline.trained_state import (
-    OptimizerFactory,
-    ParameterStates,
-    SchedulerFactory,
-    TrainedState,
-)
 from barnraise.training.pipeline.weights import StageWeights
 from barnraise.training.recovery.failures import exit_without_state, raise_if_permanent
 from barnraise.training.state.adapter import describe_adapter
@@ -61,20 +61,6 @@ _SHARE = 0.9  # of a machine's memory that is planned with
 
 _votes = msgspec.msgpack.Decoder(StageVote)
 _holdings = msgspec.msgpack.Decoder(MemberHoldings)
-_skeletons = msgspec.msgpack.Decoder(list[bytes])
-
-
-class SplitTask(NamedTuple):
-    """Model to be trained, and how. ``weigh``: returns the weight of a micro-batch, such as its tokens."""
-
-    model: nn.Module
-    outline: ModelOutline
-    parts: ModelParts
-    loss: LossFunction
-    weigh: Callable[[Any], float]
-    make_optimizer: OptimizerFactory
-    make_scheduler: SchedulerFactory | None
-    order: Order = "1F1B"
 
 
 class SplitLoop:
@@ -93,21 +79,17 @@ class SplitLoop:
         self.clip: float | None = None
         self.on_commit: list[Callable[[], None]] = []
         self.runs: tuple[tuple[int, int], ...] = ()  # of blocks, by rank
-        self._manager, self._task, self._weights, self._data = manager, task, weights, data
+        self._manager, self._task, self._data = manager, task, data
         self._device, self._checkpoints = device, checkpoints
         self.adapter = describe_adapter(task.model)  # while the model has all its parts
         self._saved = SplitCheckpoint(self.adapter)
         self._count = len(task.outline.blocks)
-        self._trained = {
-            name: parameter for name, parameter in task.model.named_parameters() if parameter.requires_grad
-        }
-        forms = sorted((name, tuple(value.shape), str(value.dtype)) for name, value in self._trained.items())
+        self._held = MemberStage(task, weights)
+        self._exchange = StateExchange(self._held.names_of_unit, self._held.trained)
+        self._mirrors: tuple[int | None, ...] = ()  # by rank, the rank that mirrors it
+        trained = self._held.trained.items()
+        forms = sorted((name, tuple(value.shape), str(value.dtype)) for name, value in trained)
         self._model_hash = blake3(repr(forms).encode()).digest()
-        self._stage: Stage | None = None
-        self._own: TrainedState | None = None
-        self._mirror: TrainedState | None = None
-        self._own_run: tuple[int, int] | None = None
-        self._mirrored_run: tuple[int, int] | None = None
         self._is_ready = False
         self._work: tuple[int, list[MicroBatchWork]] = (-1, [])
         self._shapes: dict[object, tuple[int, ...]] = {}
@@ -128,10 +110,9 @@ class SplitLoop:
         return self.loss
 
     def _train_step(self) -> None:
-        stage, own = self._stage, self._own
+        stage = self._held.stage
         assert stage is not None
-        assert own is not None
-        own.clear_gradients()
+        self._held.own.clear_gradients()
         work = self._load_work()
         stage.busy_s = 0.0
         if self._manager.world == 1:
@@ -153,7 +134,7 @@ class SplitLoop:
         """Return the micro-batches of the current step, which every stage loads."""
         if self._work[0] == self.done:
             return self._work[1]
-        stage = self._stage
+        stage = self._held.stage
         assert stage is not None
         units = self._data.microbatches(self.done)
         inputs = [move_batch(batch, self._device) for batch in self._data.batches(self.done, units)]
@@ -185,29 +166,28 @@ class SplitLoop:
         self._data.seed_microbatch(self.done, unit, block + 2)
 
     def _exchange_gradients(self) -> None:
-        """Send the gradients of this stage to the next worker, and receive those that this one mirrors."""
-        manager, own, mirror = self._manager, self._own, self._mirror
-        if mirror is None or own is None:
-            return
-        group, world = manager.group, manager.world
-        received = torch.empty(mirror.gradient_bytes, dtype=torch.uint8)
+        """Send the gradients of this stage to its mirror, and receive those that this worker mirrors."""
+        group, own, mirrors = self._manager.group, self._held.own, self._held.mirrors
+        mirror = self._mirrors[self._manager.rank]
+        received = {
+            rank: torch.empty(state.gradient_bytes, dtype=torch.uint8) for rank, state in mirrors.items()
+        }
         works = []
-        if own.gradient_bytes:
-            works.append(group.send_async(own.pack_gradients(), (manager.rank + 1) % world))
-        if mirror.gradient_bytes:
-            works.append(group.receive_async(received, (manager.rank - 1) % world))
+        if mirror is not None and own.gradient_bytes:
+            works.append(group.send_async(own.pack_gradients(), mirror))
+        works += [group.receive_async(packed, rank) for rank, packed in received.items() if packed.numel()]
         for work in works:
             work.wait()
-        mirror.unpack_gradients(received)
+        for rank, packed in received.items():
+            mirrors[rank].unpack_gradients(packed)
 
     def _vote(self, loss: float) -> list[StageVote]:
-        own, manager = self._own, self._manager
-        assert own is not None
+        manager = self._manager
         fingerprint = _fingerprint(self._work[1])
         vote = StageVote(
             self.done,
             loss,
-            own.squared_norm(),
+            self._held.own.squared_norm(),
             manager.newest_generation(),
             fingerprint,
             self._checkpoints.is_due(),
@@ -227,9 +207,7 @@ class SplitLoop:
 
     def _commit(self, loss: float, factor: float) -> None:
         """Apply the step: from here on it counts."""
-        for state in (self._own, self._mirror):
-            if state is not None:
-                state.apply(factor)
+        self._held.apply(factor)
         self.done += 1
         self.loss, self.factor, self._is_ready = loss, factor, False
         for callback in self.on_commit:
@@ -262,7 +240,7 @@ class SplitLoop:
         decision = decide_regroup(members, units)
         if not decision.holders and not manager.is_first_start:
             exit_without_state(finished=manager.finished)
-        lost = [unit for unit in decision.lost if self._names_of_unit(unit)]
+        lost = [unit for unit in decision.lost if self._held.names_of_unit(unit)]
         if lost and decision.holders:
             log.error("%d parts of the model were on machines that were lost together", len(lost))
             exit_without_state(finished=False)
@@ -292,7 +270,7 @@ class SplitLoop:
 
     def _can_hold_all(self) -> bool:
         """Tell whether this worker has memory for the trained state of all stages."""
-        trained = sum(value.numel() * value.element_size() for value in self._trained.values())
+        trained = sum(value.numel() * value.element_size() for value in self._held.trained.values())
         return 4 * trained <= self._memory_bytes // 4
 
     def _save(self, savers: Sequence[int]) -> None:
@@ -305,9 +283,12 @@ class SplitLoop:
             if rank != saver
             for unit in units_of(run, self._count)
         ]
-        received, schedule = self._transfer(transfers, 0)
+        held = self._held.export()
+        received, schedule = self._exchange.run(
+            manager.group, transfers, held, self._held.export_schedule(), [0]
+        )
         if manager.rank in holders:
-            self._saved.states, self._saved.schedule = {**self._export_all(), **received}, schedule
+            self._saved.states, self._saved.schedule = {**held, **received}, schedule
         self._checkpoints.save(manager, savers, self._saved, self.done)
         self._saved.clear()
 
@@ -322,8 +303,8 @@ class SplitLoop:
         self._memory_bytes = self._memory()
         own = MemberHoldings(
             self.done,
-            units_of(self._own_run, self._count) if self._own_run is not None else (),
-            units_of(self._mirrored_run, self._count) if self._mirrored_run is not None else (),
+            self._held.own_units,
+            self._held.mirrored_units,
             self._is_ready,
             self.factor,
             self.loss,
@@ -339,7 +320,7 @@ class SplitLoop:
         memory, machines = usable_memory(self._device), self._manager.machines()
         if self._device.type == "cpu":
             memory //= machines.count(machines[self._manager.rank])
-        if self._stage is None:
+        if self._held.stage is None:
             self._base_bytes = used_memory(self._device)
         # Computing takes more for a moment, such as a copy of a weight in another layout.
         return max(1, int(_SHARE * memory) - self._base_bytes)
@@ -356,128 +337,49 @@ class SplitLoop:
                 log.warning(line)
         return placement
 
+    def _place_mirrors(
+        self, members: Sequence[MemberHoldings], runs: Sequence[tuple[int, int]]
+    ) -> MirrorPlacement:
+        manager, parts, machines = self._manager, self._task.parts, self._manager.machines()
+        batches = len(self._data.microbatches(0))
+        mirrored = []
+        for rank, (member, run) in enumerate(zip(members, runs, strict=True)):
+            needed = stage_bytes(parts, *run, stages=len(runs), place=rank, batches=batches)
+            trained = mirror_bytes(parts, *run)
+            free = member.memory_bytes - (needed - trained) if member.memory_bytes else None
+            mirrored.append(MirrorMember(manager.name_of(rank), machines[rank], trained, free))
+        placement = place_mirrors(mirrored)
+        if manager.rank == 0:
+            for line in placement.why:
+                log.warning(line)
+        return placement
+
     def _adopt(
         self, members: Sequence[MemberHoldings], decision: RegroupDecision, placement: StagePlacement
     ) -> None:
-        """Take the stage and the mirror that the placement gives to this worker."""
-        manager, runs = self._manager, placement.runs
-        transfers = plan_transfers(members, runs, decision.holders, self._count)
+        """Take the stage and the mirrors that the placement gives to this worker."""
+        rank, runs, held = self._manager.rank, placement.runs, self._held
+        mirrors = self._place_mirrors(members, runs)
+        transfers = plan_transfers(members, runs, mirrors.mirrors, decision.holders, self._count)
         source = min(decision.holders.values(), default=0)
-        received, schedule = self._transfer(transfers, source)
-        states = {**self._export_all(), **self._saved.states, **received}
+        states = {**held.export(), **self._saved.states}
+        schedule = self._saved.schedule or held.export_schedule()
+        received, schedule = self._exchange.run(self._manager.group, transfers, states, schedule, [source])
         self._saved.clear()
-        self._build(runs, manager.rank)
+        held.build(runs[rank], {other: runs[other] for other in mirrors.mirrored_by(rank)})
         if decision.holders:
-            for state in (self._own, self._mirror):
-                if state is not None:
-                    state.load({name: states[name] for name in state.parameters})
-                    state.load_schedule(schedule)
-        self.done, self.loss, self.runs = decision.done, decision.loss, runs
+            held.load({**states, **received}, schedule)
+        self.done, self.loss, self.runs, self._mirrors = decision.done, decision.loss, runs, mirrors.mirrors
         if decision.apply_factor is not None:
             self.factor = decision.apply_factor
 
-    def _build(self, runs: Sequence[tuple[int, int]], rank: int) -> None:
-        """Load the weights of this worker's stage, and make its optimizer and its mirror."""
-        task, outline = self._task, self._task.outline
-        if self._stage is not None:
-            self._stage.undo()
-        first, end = self._own_run = runs[rank]
-        names = outline.names(first, end)
-        self._weights.drop_all_but(names)
-        self._weights.load(names)
-        self._stage = Stage(task.model, outline, first, end, task.loss)
-        parameters = dict(task.model.named_parameters())
-        own = {name: parameters[name] for name in names if name in self._trained}
-        self._own = TrainedState(own, task.make_optimizer, task.make_scheduler)
-        mirrored = mirrored_rank(rank, len(runs))
-        self._mirror, self._mirrored_run = None, None
-        if mirrored is not None:
-            self._mirrored_run = runs[mirrored]
-            copies = self._weights.copies(outline.names(*runs[mirrored]) & self._trained.keys())
-            self._mirror = TrainedState(copies, task.make_optimizer, task.make_scheduler)
-
-    def _names_of_unit(self, unit: int) -> list[str]:
-        outline = self._task.outline
-        parts = (outline.before, *outline.blocks, outline.after)
-        return sorted(parts[unit] & self._trained.keys())
-
-    def _export_all(self) -> ParameterStates:
-        states: ParameterStates = {}
-        for state in (self._mirror, self._own):
-            if state is not None and state.parameters:
-                states |= state.export(list(state.parameters))
-        return states
-
-    def _transfer(self, transfers: Sequence[Transfer], source: int) -> tuple[ParameterStates, dict[str, Any]]:
-        """Send and receive trained state. Return it by name, and the schedule of the rank ``source``."""
-        manager = self._manager
-        held = {**self._export_all(), **self._saved.states}
-        schedule = self._saved.schedule
-        for state in (self._own, self._mirror):
-            if state is not None:
-                schedule = schedule or state.export_schedule()
-        outgoing = [
-            (each, flatten({name: held[name] for name in self._names_of_unit(each.unit)}))
-            for each in transfers
-            if each.sender == manager.rank
-        ]
-        own = [flatten(schedule).skeleton, *(parts.skeleton for _, parts in outgoing)]
-        messages = manager.group.all_gather_bytes(msgspec.msgpack.encode(own))
-        skeletons = [decode(_skeletons, message, _UNREADABLE) for message in messages]
-        works, arriving = [], []
-        for each, parts in outgoing:
-            works += [manager.group.send_async(value.contiguous(), each.receiver) for value in parts.tensors]
-        for rank in range(manager.world):
-            sent = [each for each in transfers if each.sender == rank]
-            if len(sent) != len(skeletons[rank]) - 1:
-                raise ProtocolError("a worker sends other parts of the model than those that were asked for")
-            for each, skeleton in zip(sent, skeletons[rank][1:], strict=True):
-                if each.receiver != manager.rank:
-                    continue
-                tensors = self._buffers(each.unit, skeleton)
-                works += [manager.group.receive_async(tensor, rank) for tensor in tensors]
-                arriving.append(FlatState(skeleton, tensors))
-        for work in works:
-            work.wait()
-        received: ParameterStates = {}
-        for parts in arriving:
-            received |= unflatten(parts.skeleton, parts.tensors)
-        return received, unflatten(skeletons[source][0], [])
-
-    def _buffers(self, unit: int, skeleton: bytes) -> list[torch.Tensor]:
-        """Return memory for a unit that another worker sends. Raise ProtocolError if it is too large."""
-        forms = shapes(skeleton)
-        size = sum(math.prod(shape) * dtype.itemsize for dtype, shape in forms)
-        own = sum(self._trained[name].numel() for name in self._names_of_unit(unit))
-        if size > 8 * 8 * own + (1 << 20):  # no optimizer keeps more than seven values of eight bytes
-            raise ProtocolError("another worker sends more trained state than the model has")
-        return [torch.empty(shape, dtype=dtype) for dtype, shape in forms]
-
     def gather_trained(self) -> dict[str, torch.Tensor]:
         """Return the trained parameters of all stages, on every worker."""
-        own = self._own
-        assert own is not None
-        values = {name: parameter.detach().cpu() for name, parameter in own.parameters.items()}
-        manager, everything = self._manager, dict(values)
-        if manager.world == 1:
-            return everything
-        works = []
-        for rank, run in enumerate(self.runs):
-            names = sorted(self._task.outline.names(*run) & self._trained.keys())
-            for name in names:
-                if rank == manager.rank:
-                    works += [
-                        manager.group.send_async(values[name].contiguous(), to)
-                        for to in range(manager.world)
-                        if to != rank
-                    ]
-                else:
-                    like = self._trained[name]
-                    everything[name] = torch.empty(like.shape, dtype=like.dtype)
-                    works.append(manager.group.receive_async(everything[name], rank))
-        for work in works:
-            work.wait()
-        return everything
+        held = self._held
+        values = {name: parameter.detach().cpu() for name, parameter in held.own.parameters.items()}
+        return self._exchange.gather_values(
+            self._manager.group, values, [held.names_of_run(run) for run in self.runs]
+        )
 
 
 def _fingerprint(work: Sequence[MicroBatchWork]) -> bytes:

@@ -21,9 +21,10 @@ from barnraise.training.data.loader import MicroBatchLoader
 from barnraise.training.group.agent_client import WorkerId
 from barnraise.training.group.interface import GroupManager
 from barnraise.training.metrics import MetricsLog
+from barnraise.training.pipeline.members.member_stage import SplitTask
 from barnraise.training.pipeline.outline import LossFunction, ModelOutline, find_blocks, trace_outline
 from barnraise.training.pipeline.schedule import Order
-from barnraise.training.pipeline.split_loop import SplitLoop, SplitTask
+from barnraise.training.pipeline.split_loop import SplitLoop
 from barnraise.training.pipeline.trained_state import OptimizerFactory, SchedulerFactory
 from barnraise.training.pipeline.weights import StageWeights, WeightFiles
 from barnraise.training.progress_report import ProgressReporter, TrainingStatus
