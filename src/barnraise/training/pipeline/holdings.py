@@ -45,14 +45,14 @@ class StageVote(msgspec.Struct, frozen=True, array_like=True):
 class MemberHoldings(msgspec.Struct, frozen=True, array_like=True):
     """Report of a member that enters a group. ``done``: steps that it has applied.
 
-    ``own``, ``mirrored``: units whose trained state it holds. ``is_ready``: it has voted on the next step,
-    and can apply it. ``factor`` and ``loss``: of the newest step that it has applied. ``block_s``: seconds
-    that a block takes here; 0 if unknown.
+    ``own``: units of its stage. ``others``: units whose trained state it mirrors or keeps. ``is_ready``: it
+    has voted on the next step, and can apply it. ``factor`` and ``loss``: of the newest step that it has
+    applied. ``block_s``: seconds that a block takes here; 0 if unknown.
     """
 
     done: Step = 0
     own: Units = ()
-    mirrored: Units = ()
+    others: Units = ()
     is_ready: bool = False
     factor: Number = 1.0
     loss: float = 0.0
@@ -63,7 +63,7 @@ class MemberHoldings(msgspec.Struct, frozen=True, array_like=True):
     @property
     def is_fresh(self) -> bool:
         """Return True if the member has no trained state."""
-        return not self.own and not self.mirrored
+        return not self.own and not self.others
 
 
 class RegroupDecision(NamedTuple):
@@ -91,20 +91,21 @@ class Transfer(NamedTuple):
 def decide_regroup(members: Sequence[MemberHoldings], units: int) -> RegroupDecision:
     """Decide which step counts, and which rank has each unit.
 
-    Raise ProtocolError if the reports contradict each other.
+    Before the first step nothing has to be sent: every member can make the first state itself. Raise
+    ProtocolError if the reports contradict each other.
     """
     if len({member.model for member in members}) > 1:
         raise ProtocolError("the workers of this group do not train the same model")
     old = [(rank, member) for rank, member in enumerate(members) if not member.is_fresh]
-    if not old:
+    done = max((member.done for _, member in old), default=0)
+    if not done:
         return RegroupDecision(0, None, 0.0, {}, ())
-    done = max(member.done for _, member in old)
     behind = [member for _, member in old if member.done < done]
     ahead = next(member for _, member in old if member.done == done)
     if any(member.done < done - 1 or not member.is_ready for member in behind):
         raise ProtocolError(f"a step before {done} was applied by one worker and did not reach another")
     holders: dict[int, int] = {}
-    for kind in ("own", "mirrored"):
+    for kind in ("own", "others"):
         for rank, member in old:
             for unit in getattr(member, kind):
                 holders.setdefault(unit, rank)
@@ -140,7 +141,7 @@ def plan_transfers(
         wanted = set(units_of(runs[rank], blocks))
         for other, mirror in enumerate(mirrors):
             wanted |= set(units_of(runs[other], blocks)) if mirror == rank else set()
-        for unit in sorted(wanted.difference(member.own, member.mirrored)):
+        for unit in sorted(wanted.difference(member.own, member.others)):
             if holders.get(unit, rank) != rank:
                 transfers.append(Transfer(unit, holders[unit], rank))
     return transfers

@@ -13,7 +13,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import torch
@@ -44,6 +44,7 @@ from barnraise.training.pipeline.holdings import (
 )
 from barnraise.training.pipeline.machine_memory import usable_memory, used_memory
 from barnraise.training.pipeline.members.member_stage import MemberStage, SplitTask
+from barnraise.training.pipeline.members.operation_turns import NextOperation, OperationKind, choose_turn
 from barnraise.training.pipeline.members.state_exchange import StateExchange
 from barnraise.training.pipeline.schedule import MicroBatchWork, run_alone, run_stage
 from barnraise.training.pipeline.split_checkpoint import SplitCheckpoint
@@ -61,6 +62,9 @@ _SHARE = 0.9  # of a machine's memory that is planned with
 
 _votes = msgspec.msgpack.Decoder(StageVote)
 _holdings = msgspec.msgpack.Decoder(MemberHoldings)
+_operations = msgspec.msgpack.Decoder(NextOperation)
+
+T = TypeVar("T")
 
 
 class SplitLoop:
@@ -82,15 +86,17 @@ class SplitLoop:
         self._manager, self._task, self._data = manager, task, data
         self._device, self._checkpoints = device, checkpoints
         self.adapter = describe_adapter(task.model)  # while the model has all its parts
-        self._saved = SplitCheckpoint(self.adapter)
+        self._kept = SplitCheckpoint(self.adapter)
         self._count = len(task.outline.blocks)
-        self._held = MemberStage(task, weights)
+        self._held = MemberStage(task, weights, self._kept)
         self._exchange = StateExchange(self._held.names_of_unit, self._held.trained)
         self._mirrors: tuple[int | None, ...] = ()  # by rank, the rank that mirrors it
         trained = self._held.trained.items()
         forms = sorted((name, tuple(value.shape), str(value.dtype)) for name, value in trained)
         self._model_hash = blake3(repr(forms).encode()).digest()
         self._is_ready = False
+        self._is_new_group = True  # in which members may be at different places of the script
+        self._performed = 0  # operations since the newest step
         self._work: tuple[int, list[MicroBatchWork]] = (-1, [])
         self._shapes: dict[object, tuple[int, ...]] = {}
         self._block_s = 0.0
@@ -110,6 +116,7 @@ class SplitLoop:
         return self.loss
 
     def _train_step(self) -> None:
+        self._take_turns("step")
         stage = self._held.stage
         assert stage is not None
         self._held.own.clear_gradients()
@@ -209,9 +216,67 @@ class SplitLoop:
         """Apply the step: from here on it counts."""
         self._held.apply(factor)
         self.done += 1
-        self.loss, self.factor, self._is_ready = loss, factor, False
+        self.loss, self.factor, self._is_ready, self._performed = loss, factor, False, 0
         for callback in self.on_commit:
             callback()
+
+    # operations between two steps
+
+    def gather_trained(self) -> dict[str, torch.Tensor]:
+        """Return the trained parameters of all stages. Every worker that runs the script calls it."""
+        return self._perform("save", self._gather_trained)
+
+    def gather(self, message: bytes) -> list[bytes]:
+        """Return the messages of all workers, by rank; empty of one that did not call it."""
+        return self._perform("gather", lambda: self._gather(message))
+
+    def _perform(self, kind: OperationKind, operation: Callable[[], T]) -> T:
+        """Perform an operation with all members, also if the group fails or a worker joins meanwhile."""
+        while True:
+            try:
+                self._take_turns(kind)
+                result = operation()
+                break
+            except CollectiveError as error:
+                raise_if_permanent(error)
+                self.join_next_group(error)
+        self._performed += 1
+        return result
+
+    def _take_turns(self, kind: OperationKind) -> None:
+        """Help others with what comes before this worker's next operation. Return when it has its turn."""
+        while self._is_new_group:
+            own = NextOperation(kind, self._performed)
+            messages = self._manager.group.all_gather_bytes(msgspec.msgpack.encode(own))
+            turn = choose_turn([decode(_operations, message, _UNREADABLE) for message in messages])
+            self._is_new_group = turn.kind != "step"
+            if self._manager.rank in turn.callers:
+                return
+            if turn.kind == "save":
+                self._gather_trained()
+            else:
+                self._gather(b"")
+
+    def _gather_trained(self) -> dict[str, torch.Tensor]:
+        held = self._held
+        values = {name: parameter.detach().cpu() for name, parameter in held.own.parameters.items()}
+        result = self._exchange.gather_values(
+            self._manager.group, values, [held.names_of_run(run) for run in self.runs]
+        )
+        self._wait_for_all()
+        return result
+
+    def _gather(self, message: bytes) -> list[bytes]:
+        result = self._manager.group.all_gather_bytes(message)
+        self._wait_for_all()
+        return list(result)
+
+    def _wait_for_all(self) -> None:
+        """Wait until all members have received what this one has, so that it may leave."""
+        try:
+            self._manager.group.all_gather_bytes(b"")
+        except CollectiveError as error:  # a member that has everything may have ended already
+            log.info("the group failed after an operation: %s", error.message)
 
     # groups
 
@@ -285,18 +350,20 @@ class SplitLoop:
         ]
         held = self._held.export()
         received, schedule = self._exchange.run(
-            manager.group, transfers, held, self._held.export_schedule(), [0]
+            manager.group, transfers, held, self._held.export_schedule(), range(manager.world)
         )
+        saved = SplitCheckpoint(self.adapter)
         if manager.rank in holders:
-            self._saved.states, self._saved.schedule = {**held, **received}, schedule
-        self._checkpoints.save(manager, savers, self._saved, self.done)
-        self._saved.clear()
+            saved.states, saved.schedule = {**held, **received}, schedule
+        self._checkpoints.save(manager, savers, saved, self.done)
 
     def _restore(self, decision: RegroupDecision) -> RegroupDecision:
         """Load the newest checkpoint on one worker, which then holds all units; or start new."""
-        rank, done = self._checkpoints.restore(self._manager, self._saved)
+        rank, done = self._checkpoints.restore(self._manager, self._kept)
         if not done:
             return decision
+        if rank == self._manager.rank:
+            self.done = done
         return decision._replace(done=done, holders=dict.fromkeys(range(self._count + 2), rank))
 
     def _exchange_holdings(self) -> list[MemberHoldings]:
@@ -304,7 +371,7 @@ class SplitLoop:
         own = MemberHoldings(
             self.done,
             self._held.own_units,
-            self._held.mirrored_units,
+            self._held.other_units,
             self._is_ready,
             self.factor,
             self.loss,
@@ -361,25 +428,22 @@ class SplitLoop:
         rank, runs, held = self._manager.rank, placement.runs, self._held
         mirrors = self._place_mirrors(members, runs)
         transfers = plan_transfers(members, runs, mirrors.mirrors, decision.holders, self._count)
-        source = min(decision.holders.values(), default=0)
-        states = {**held.export(), **self._saved.states}
-        schedule = self._saved.schedule or held.export_schedule()
-        received, schedule = self._exchange.run(self._manager.group, transfers, states, schedule, [source])
-        self._saved.clear()
+        states, schedule = held.export(), held.export_schedule()
+        received, schedule = self._exchange.run(
+            self._manager.group, transfers, states, schedule, set(decision.holders.values())
+        )
+        states |= received
+        if decision.holders:
+            self._kept.states, self._kept.schedule = states, schedule
         held.build(runs[rank], {other: runs[other] for other in mirrors.mirrored_by(rank)})
         if decision.holders:
-            held.load({**states, **received}, schedule)
+            held.load(states, schedule)
         self.done, self.loss, self.runs, self._mirrors = decision.done, decision.loss, runs, mirrors.mirrors
         if decision.apply_factor is not None:
             self.factor = decision.apply_factor
-
-    def gather_trained(self) -> dict[str, torch.Tensor]:
-        """Return the trained parameters of all stages, on every worker."""
-        held = self._held
-        values = {name: parameter.detach().cpu() for name, parameter in held.own.parameters.items()}
-        return self._exchange.gather_values(
-            self._manager.group, values, [held.names_of_run(run) for run in self.runs]
-        )
+        self._manager.group.all_gather_bytes(b"")  # all have their state
+        self._kept.clear()
+        self._is_new_group = True
 
 
 def _fingerprint(work: Sequence[MicroBatchWork]) -> bytes:

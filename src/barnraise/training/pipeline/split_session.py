@@ -59,10 +59,10 @@ class SplitSession:
         """Return the steps of all epochs; None if they are not known."""
         raise NotImplementedError
 
-    def _refuse_if_split(self, what: str) -> None:
+    def _refuse_if_split(self, what: str, hint: str = "Leave the call out.") -> None:
         """Raise RunError in a session that has split a model."""
         if self._split is not None:
-            raise RunError(f"{what} does not work with a split model yet", hint="Leave the call out.")
+            raise RunError(f"{what} does not work with a split model", hint=hint)
 
     @property
     def _may_split(self) -> bool:

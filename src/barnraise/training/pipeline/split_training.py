@@ -14,7 +14,8 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from barnraise.checkpoint.adapter_files import write_adapter
 from barnraise.checkpoint.files import write_model
-from barnraise.core.errors import CollectiveError, RunError
+from barnraise.checkpoint.serialization import decode_tensor, encode_tensor
+from barnraise.core.errors import RunError
 from barnraise.planning.plan.stage_placement import ModelParts, PartSize
 from barnraise.runs.sharding import MicroBatch
 from barnraise.training.data.loader import MicroBatchLoader
@@ -139,13 +140,8 @@ class SplitTraining:
                 )
 
     def save(self, path: Path, *, writes: bool) -> None:
-        """Write what is trained, on the workers that write files. All workers call it together."""
-        while True:
-            try:
-                tensors = self.loop.gather_trained()
-                break
-            except CollectiveError as error:
-                self.loop.join_next_group(error)
+        """Write what is trained, on the workers that write files. All workers call it."""
+        tensors = self.loop.gather_trained()
         if not writes:
             return
         info = {"steps": str(self.loop.done)}
@@ -153,6 +149,11 @@ class SplitTraining:
             self._write_adapter(path, tensors, info)
         else:
             write_model(tensors, path, info)
+
+    def gather(self, value: torch.Tensor) -> torch.Tensor:
+        """Return the tensors of all workers that call it, concatenated."""
+        own = encode_tensor(value if value.dim() else value.reshape(1))
+        return torch.cat([decode_tensor(data) for data in self.loop.gather(own) if data])
 
     def _write_adapter(self, folder: Path, tensors: Mapping[str, torch.Tensor], info: dict[str, str]) -> None:
         description = self.loop.adapter

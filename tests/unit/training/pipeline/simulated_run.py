@@ -18,6 +18,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from barnraise.checkpoint.serialization import FlatState
 from barnraise.core.errors import CollectiveError, PeerLost
 from barnraise.topology.graph import TopologyGraph
 from barnraise.training.group.single import CompletedWork, SingleWorkerManager
@@ -30,7 +31,7 @@ from barnraise.training.state.checkpoint_manager import CheckpointManager
 Kind = Literal["die", "die-after", "break", "break-after"]
 Script = Callable[[Session, "SimulatedManager"], Any]
 
-_NOTHING_S = 60.0  # without any change: a deadlock
+_NOTHING_S = 300.0  # without any change: a deadlock
 
 
 class Killed(BaseException):
@@ -142,25 +143,25 @@ class SimulatedManager(SingleWorkerManager):
 
     def __init__(self, run: SimulatedRun, machine: str) -> None:
         super().__init__()
-        self._run, self.machine = run, machine
+        self.run, self.machine = run, machine
         self.waits_for: list[str] = []
         self.generation = 0
 
     def machines(self) -> tuple[str, ...]:
-        return tuple(self._run.place(name) for name in self._run.members)
+        return tuple(self.run.place(name) for name in self.run.members)
 
     def name_of(self, rank: int) -> str:
-        return self._run.members[rank]
+        return self.run.members[rank]
 
     def newest_generation(self) -> int:
-        is_leaving = self.machine in self._run.leaving
-        return self.generation if is_leaving else self.generation + self._run.wants_change()
+        is_leaving = self.machine in self.run.leaving
+        return self.generation if is_leaving else self.generation + self.run.wants_change()
 
     def wait_for_admission(self) -> None:
-        self._run.wait(lambda: self.machine not in self._run.later, self.machine, waits_long=True)
+        self.run.wait(lambda: self.machine not in self.run.later, self.machine, waits_long=True)
 
     def join_next_group(self, error: CollectiveError | None) -> None:
-        self._run.join(self)
+        self.run.join(self)
 
     def report_waiting(self, reason: str) -> None:
         if reason:
@@ -170,11 +171,39 @@ class SimulatedManager(SingleWorkerManager):
         return TopologyGraph()
 
 
+class MemoryCheckpoints(CheckpointManager):
+    """Checkpoints of every step, in memory. ``restored``: the step that a new run starts from, on rank 0."""
+
+    def __init__(self, steps: dict[int, FlatState], restored: int = 0) -> None:
+        super().__init__(None, 60.0, 1)
+        self._steps, self._restored = steps, restored
+
+    @property
+    def can_save(self) -> bool:
+        return True
+
+    def is_due(self) -> bool:
+        return True
+
+    def save(self, manager: Any, savers: Sequence[int], state: Any, done: int) -> None:
+        if manager.rank == savers[0]:
+            self._steps[done] = _copy(state.flatten(done))
+
+    def restore(self, manager: Any, state: Any) -> tuple[int, int]:
+        if self._restored and manager.rank == 0:
+            state.load(_copy(self._steps[self._restored]))
+        return 0, self._restored
+
+
+def _copy(parts: FlatState) -> FlatState:
+    return FlatState(parts.skeleton, [tensor.clone() for tensor in parts.tensors])
+
+
 class SimulatedRun:
     """Workers, each with one letter, that run one script in threads.
 
     ``later``: the step after which a worker joins. ``places``: the machine of a worker, if it is not alone on
-    its own.
+    its own. ``speeds``: the seconds that a block takes on a worker, if it is not one.
     """
 
     def __init__(
@@ -184,8 +213,12 @@ class SimulatedRun:
         *,
         later: Mapping[str, int] | None = None,
         places: Mapping[str, str] | None = None,
+        speeds: Mapping[str, float] | None = None,
         faults: Sequence[Fault] = (),
+        checkpoints: CheckpointManager | None = None,
     ) -> None:
+        self._checkpoints = checkpoints or CheckpointManager(None, 60.0, 1)
+        self.speeds = dict(speeds or {})
         self.machines, self._script = machines, script
         self.changed = threading.Condition()
         self.later, self._places = dict(later or {}), dict(places or {})
@@ -291,7 +324,7 @@ class SimulatedRun:
         with self.changed:
             manager = self.managers[machine] = SimulatedManager(self, machine)
             try:
-                session = Session(manager, seed=0, unit=2, checkpoints=CheckpointManager(None, 60.0, 1))
+                session = Session(manager, seed=0, unit=2, checkpoints=self._checkpoints)
                 self.results[machine] = self._script(session, manager)
             except BaseException as error:
                 self.ends[machine] = error
@@ -342,6 +375,8 @@ def simulate_stage(
         if before is not None and received is not None:
             given = received.grad if received.grad is not None else torch.zeros_like(received)
             group.send_async(given, before)
+    block_s = _threads.manager.run.speeds.get(_threads.manager.machine, 1.0)
+    stage.busy_s = len(work) * (stage.end - stage.first) * block_s
     return sum(losses)
 
 

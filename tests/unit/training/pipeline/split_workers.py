@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from barnraise.training.session import Session
 from barnraise.training.state.checkpoint_manager import CheckpointManager
 from tests.unit.forked import fork_all
 from tests.unit.training.mapping.map_workers import FileGroupManager
-from tests.unit.training.pipeline.block_model import BlockModel, loader, write_base
+from tests.unit.training.pipeline.block_model import BLOCKS, BlockModel, loader, train_only, write_base
 
 DIES_AT, WAITS_AT = 2, 4  # steps that c has trained, and those before which d is here
 GROUPS = {"two": ["ab"], "three": ["abc"], "kill": ["abc", "ab", "abd"], "first": ["cab", "ab"]}
@@ -32,14 +33,19 @@ MEMORY = 10556  # of a machine: enough for a third of the model, and not for a h
 
 
 def train(
-    run: Session, folder: Path, results: Path | None = None, wait_for: Path | None = None
+    run: Session,
+    folder: Path,
+    results: Path | None = None,
+    wait_for: Path | None = None,
+    trained: Sequence[int] = range(BLOCKS),
+    after_step: Callable[[], None] = lambda: None,
 ) -> list[float]:
     """Train the model of a folder for two epochs, and return the losses.
 
-    ``wait_for``: a file that must exist before the last step.
+    ``wait_for``: a file that must exist before the last step. ``trained``: the blocks that are not frozen.
     """
     with run.empty():
-        model = BlockModel()
+        model = train_only(BlockModel(), trained)
     run.clip_grad_norm(0.4)
     split, batches = run.split(
         model,
@@ -56,6 +62,7 @@ def train(
             loss = split.train_step(batch)
             run.log(loss=loss)
             losses.append(loss)
+            after_step()
     if results is not None:
         run.save(results)
     return losses

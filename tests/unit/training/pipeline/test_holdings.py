@@ -73,6 +73,8 @@ def test_contradictions_are_protocol_errors() -> None:
 def test_fresh_members_start_at_step_0() -> None:
     decision = decide_regroup([MemberHoldings(), MemberHoldings()], UNITS)
     assert (decision.done, decision.holders, decision.lost) == (0, {}, ())
+    begun = decide_regroup([member((0, 2), (), 0), MemberHoldings()], UNITS)
+    assert (begun.done, begun.holders, begun.lost) == (0, {}, ()), "the first state comes from the seed"
 
 
 def test_only_what_is_not_here_is_sent() -> None:

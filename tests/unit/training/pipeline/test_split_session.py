@@ -63,8 +63,8 @@ def test_other_ways_to_train_are_refused_beside_it(base: Path) -> None:
     split(run, base)
     with pytest.raises(RunError, match=r"run\.map does not work with a split model"):
         run.map(str, [1])
-    with pytest.raises(RunError, match=r"run\.gather does not work"):
-        run.gather(torch.zeros(1))
+    with pytest.raises(RunError, match=r"run\.weight does not work"):
+        run.weight(2.0)
     with pytest.raises(RunError, match="prepare was called twice"):
         run.prepare(nn.Linear(1, 1), make_optimizer([nn.Parameter(torch.zeros(1))]), loader())
     with pytest.raises(RunError, match=r"called after run\.prepare"):
@@ -97,3 +97,9 @@ def test_dry_run_is_refused(base: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv(DRY_RUN, "1")
     with pytest.raises(RunError, match="a dry run does not measure split models yet"):
         split(make_session(), base)
+
+
+def test_tensors_are_gathered_beside_a_split_model(base: Path) -> None:
+    run = make_session()
+    split(run, base)
+    assert run.gather(torch.tensor(3.0)).tolist() == [3.0]

@@ -1,4 +1,8 @@
-"""State of one member of a group: its stage, what the stage trains, and what the member mirrors."""
+"""State of one member of a group: its stage, what the stage trains, and what else the member holds.
+
+While blocks move, a member keeps the trained state that it had before. It drops it when all members have
+theirs. So a second failure is repaired as the first one was.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ from barnraise.planning.plan.stage_placement import ModelParts
 from barnraise.training.pipeline.holdings import Run, units_of
 from barnraise.training.pipeline.outline import LossFunction, ModelOutline
 from barnraise.training.pipeline.schedule import Order
+from barnraise.training.pipeline.split_checkpoint import SplitCheckpoint
 from barnraise.training.pipeline.stage import Stage
 from barnraise.training.pipeline.trained_state import (
     OptimizerFactory,
@@ -37,11 +42,11 @@ class SplitTask(NamedTuple):
 class MemberStage:
     """What one member holds of a split model. ``mirrors``: by the rank whose training is mirrored.
 
-    ``run``: its blocks; None before the first group.
+    ``run``: its blocks; None before the first group. ``kept``: trained state beside them, of the same step.
     """
 
-    def __init__(self, task: SplitTask, weights: StageWeights) -> None:
-        self._task, self._weights = task, weights
+    def __init__(self, task: SplitTask, weights: StageWeights, kept: SplitCheckpoint) -> None:
+        self._task, self._weights, self.kept = task, weights, kept
         self._count = len(task.outline.blocks)
         self.trained = {
             name: parameter for name, parameter in task.model.named_parameters() if parameter.requires_grad
@@ -68,9 +73,13 @@ class MemberStage:
         return units_of(self.run, self._count) if self.run is not None else ()
 
     @property
-    def mirrored_units(self) -> tuple[int, ...]:
-        """Return the units of all mirrors."""
-        return tuple(sorted({unit for run in self._mirrored for unit in units_of(run, self._count)}))
+    def other_units(self) -> tuple[int, ...]:
+        """Return the units of all mirrors, and those that are kept."""
+        units = {unit for run in self._mirrored for unit in units_of(run, self._count)}
+        if self.kept.states:
+            every = ((unit, self.names_of_unit(unit)) for unit in range(self._count + 2))
+            units |= {unit for unit, names in every if self.kept.states.keys() >= set(names)}
+        return tuple(sorted(units))
 
     def build(self, run: Run, mirrored: Mapping[int, Run]) -> None:
         """Load the weights of a stage, and make its optimizer and those of mirrors, with new state."""
@@ -97,7 +106,7 @@ class MemberStage:
 
     def export(self) -> ParameterStates:
         """Return the state of all that this member holds, by name."""
-        states: ParameterStates = {}
+        states = dict(self.kept.states)
         for state in (*self.mirrors.values(), self.own):
             if state.parameters:
                 states |= state.export(list(state.parameters))
@@ -106,10 +115,11 @@ class MemberStage:
     def export_schedule(self) -> dict[str, Any]:
         """Return learning rates and schedulers; empty if nothing is trained here."""
         schedules = (state.export_schedule() for state in (self.own, *self.mirrors.values()))
-        return next(filter(None, schedules), {})
+        return self.kept.schedule or next(filter(None, schedules), {})
 
     def apply(self, factor: float) -> None:
         """Apply the gradients of a step, multiplied by a factor, here and in the mirrors."""
+        self.kept.clear()
         for state in (self.own, *self.mirrors.values()):
             state.apply(factor)
 

@@ -42,8 +42,8 @@ class StateExchange:
     ) -> tuple[ParameterStates, dict[str, Any]]:
         """Send and receive trained state. Return it by name, and a schedule. All members call it together.
 
-        ``held``: what this member can send. ``schedule``: its learning rates. The schedule of one of the
-        ranks ``sources`` is returned.
+        ``held``: what this member can send. ``schedule``: its learning rates. Of the ranks ``sources``, the
+        first one that has a schedule gives it.
         """
         outgoing = [
             (each, flatten({name: held[name] for name in self._names_of_unit(each.unit)}))
@@ -71,7 +71,8 @@ class StateExchange:
         received: ParameterStates = {}
         for parts in arriving:
             received |= unflatten(parts.skeleton, parts.tensors)
-        return received, unflatten(skeletons[min(sources, default=0)][0], [])
+        schedules = (unflatten(skeletons[rank][0], []) for rank in sorted(sources))
+        return received, next(filter(None, schedules), {})
 
     def _buffers(self, unit: int, skeleton: bytes) -> list[torch.Tensor]:
         """Return memory for a unit that another worker sends. Raise ProtocolError if it is too large."""
