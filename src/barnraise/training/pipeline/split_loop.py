@@ -244,7 +244,7 @@ class SplitLoop:
         return result
 
     def _take_turns(self, kind: OperationKind) -> None:
-        """Help others with what comes before this worker's next operation. Return when it has its turn."""
+        """Perform what others announce, until it is the turn of this worker's next operation."""
         while self._is_new_group:
             own = NextOperation(kind, self._performed)
             messages = self._manager.group.all_gather_bytes(msgspec.msgpack.encode(own))

@@ -10,7 +10,7 @@ GIB = 1 << 30
 
 
 def group(machines: str, trained: int = 1, free: int | None = None) -> list[MirrorMember]:
-    return [MirrorMember(f"{place} on {one}", one, trained, free) for place, one in enumerate(machines)]
+    return [MirrorMember(f"{rank} on {name}", name, trained, free) for rank, name in enumerate(machines)]
 
 
 def test_equal_machines_form_a_ring() -> None:

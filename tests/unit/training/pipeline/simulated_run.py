@@ -51,7 +51,7 @@ class Fault(NamedTuple):
 
 
 class _Generation:
-    """What the members of one group share."""
+    """State that the members of one group share."""
 
     def __init__(self, number: int, members: tuple[str, ...]) -> None:
         self.number, self.members = number, members

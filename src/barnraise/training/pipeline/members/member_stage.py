@@ -40,7 +40,7 @@ class SplitTask(NamedTuple):
 
 
 class MemberStage:
-    """What one member holds of a split model. ``mirrors``: by the rank whose training is mirrored.
+    """Parts of a split model that one member holds. ``mirrors``: by the rank whose training is mirrored.
 
     ``run``: its blocks; None before the first group. ``kept``: trained state beside them, of the same step.
     """

@@ -1,8 +1,8 @@
 """Turns of operations in a new group: which operation the members perform next. Pure.
 
 Scripts call `run.save` and the like between two steps, on all workers. A worker that has just joined did not
-run that part of the script, and a failure may hit some workers before and others after such a call. So in a
-new group each member first announces its next operation. Those that come before the next step are performed
+run that part of the script. A failure may hit some workers before and others after such a call. So in a new
+group each member first announces its next operation. Those that come before the next step are performed
 first, with the help of all members.
 """
 
