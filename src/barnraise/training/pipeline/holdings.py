@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from barnraise.core.errors import ProtocolError
+from barnraise.training.record.split_record import LoggedValues
 
 MOST_UNITS = 4096
 
@@ -29,7 +30,8 @@ class StageVote(msgspec.Struct, frozen=True, array_like=True):
 
     ``loss``: of the whole batch, from the last stage; 0 from the others. ``fingerprint``: of the samples.
     ``checkpoint_due``: rank 0 decides for all. ``can_save``: it is the first worker of its machine, with a
-    disk, and with memory for all trained state.
+    disk, and with memory for all trained state. ``speed``: samples of the whole model per second of its own
+    computation. ``logged``: values of the step before.
     """
 
     step: Step
@@ -39,6 +41,8 @@ class StageVote(msgspec.Struct, frozen=True, array_like=True):
     fingerprint: Annotated[bytes, Meta(max_length=32)] = b""
     checkpoint_due: bool = False
     can_save: bool = False
+    speed: float = 0.0
+    logged: LoggedValues = {}
 
 
 class MemberHoldings(msgspec.Struct, frozen=True, array_like=True):

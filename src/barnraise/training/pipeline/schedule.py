@@ -122,6 +122,17 @@ class _SeededStage(PipelineStage):
         finally:
             module.stage.busy_s += time.perf_counter() - start
 
+    def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        return self._counted(super().get_fwd_send_ops(fwd_chunk_id))
+
+    def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        return self._counted(super().get_bwd_send_ops(bwd_chunk_id))
+
+    def _counted(self, sends: list[dist.P2POp]) -> list[dist.P2POp]:
+        stage: Any = self.submod.stage
+        stage.sent_bytes += sum(send.tensor.nbytes for send in sends)
+        return sends
+
 
 def _seeder(seed: Callable[[int, int], None], number: int) -> Callable[[int], None]:
     return lambda block: seed(number, block)

@@ -49,6 +49,7 @@ from barnraise.training.pipeline.trained_state import (
     TrainedState,
 )
 from barnraise.training.pipeline.weights import StageWeights
+from barnraise.training.record.split_record import SplitRecord
 from barnraise.training.recovery.failures import exit_without_state, raise_if_permanent
 from barnraise.training.state.adapter import describe_adapter
 from barnraise.training.state.checkpoint_manager import CheckpointManager
@@ -88,10 +89,11 @@ class SplitLoop:
         data: MicroBatchLoader,
         device: torch.device,
         checkpoints: CheckpointManager,
+        record: SplitRecord,
     ) -> None:
         self.done, self.loss, self.factor = 0, 0.0, 1.0
         self.clip: float | None = None
-        self.on_commit: list[Callable[[], None]] = []
+        self.record = record
         self.runs: tuple[tuple[int, int], ...] = ()  # of blocks, by rank
         self._manager, self._task, self._weights, self._data = manager, task, weights, data
         self._device, self._checkpoints = device, checkpoints
@@ -132,20 +134,27 @@ class SplitLoop:
         assert stage is not None
         assert own is not None
         own.clear_gradients()
-        work = self._load_work()
+        phases = self.record.phases
+        with phases.measure("data"):
+            work = self._load_work()
         stage.busy_s = 0.0
-        if self._manager.world == 1:
-            loss = run_alone(stage, work, self._seed)
-        else:
-            loss = run_stage(stage, work, self._task.outline.dtype, self._seed, self._task.order)
+        with self.record.passes(stage):
+            if self._manager.world == 1:
+                loss = run_alone(stage, work, self._seed)
+            else:
+                loss = run_stage(stage, work, self._task.outline.dtype, self._seed, self._task.order)
         self._block_s = stage.busy_s / (len(work) * (stage.end - stage.first)) if work else 0.0
-        self._exchange_gradients()
-        votes = self._vote(loss)
+        with phases.measure("communication"):
+            self._exchange_gradients()
+        with phases.measure("vote"):
+            votes = self._vote(loss)
         norm = math.sqrt(math.fsum(vote.squared_norm for vote in votes))
         factor = min(1.0, self.clip / (norm + 1e-6)) if self.clip is not None else 1.0
-        self._commit(math.fsum(vote.loss for vote in votes), factor)
+        self._commit(math.fsum(vote.loss for vote in votes), factor, votes)
         if votes[0].checkpoint_due:
-            self._save([rank for rank, vote in enumerate(votes) if vote.can_save])
+            self.record.before_checkpoint()
+            with phases.measure("checkpoint"):
+                self._save([rank for rank, vote in enumerate(votes) if vote.can_save])
         if max(vote.newest_generation for vote in votes) > self._manager.generation:
             self.join_next_group(None)
 
@@ -212,6 +221,8 @@ class SplitLoop:
             fingerprint,
             self._checkpoints.is_due(),
             self._checkpoints.can_save and self._can_hold_all(),
+            self.record.speed(manager.rank, self._samples()),
+            self.record.logged(),
         )
         self._is_ready = True
         messages = manager.group.all_gather_bytes(msgspec.msgpack.encode(vote))
@@ -225,15 +236,20 @@ class SplitLoop:
             )
         return votes
 
-    def _commit(self, loss: float, factor: float) -> None:
+    def _samples(self) -> int:
+        """Return the samples of the current step."""
+        return sum(unit.size for unit in self._data.microbatches(self.done))
+
+    def _commit(self, loss: float, factor: float, votes: Sequence[StageVote] = ()) -> None:
         """Apply the step: from here on it counts."""
         for state in (self._own, self._mirror):
             if state is not None:
                 state.apply(factor)
+        logged, speeds = [vote.logged for vote in votes], [vote.speed for vote in votes]
+        self.record.commit(self._samples(), loss, logged, speeds)
         self.done += 1
         self.loss, self.factor, self._is_ready = loss, factor, False
-        for callback in self.on_commit:
-            callback()
+        self.record.run_callbacks()
 
     # groups
 
@@ -270,6 +286,8 @@ class SplitLoop:
         if is_behind and decision.apply_factor is not None:
             self._commit(decision.loss, decision.apply_factor)
         self._is_ready = False
+        if any(member.is_fresh for member in members) and not members[manager.rank].is_fresh:
+            self.record.hand_over()
         if not decision.holders:
             decision = self._restore(decision)
         try:
@@ -316,6 +334,7 @@ class SplitLoop:
         rank, done = self._checkpoints.restore(self._manager, self._saved)
         if not done:
             return decision
+        self.record.state_origin = "checkpoint"
         return decision._replace(done=done, holders=dict.fromkeys(range(self._count + 2), rank))
 
     def _exchange_holdings(self) -> list[MemberHoldings]:
@@ -364,6 +383,7 @@ class SplitLoop:
         transfers = plan_transfers(members, runs, decision.holders, self._count)
         source = min(decision.holders.values(), default=0)
         received, schedule = self._transfer(transfers, source)
+        self.record.count_moved(received)
         states = {**self._export_all(), **self._saved.states, **received}
         self._saved.clear()
         self._build(runs, manager.rank)
@@ -373,6 +393,8 @@ class SplitLoop:
                     state.load({name: states[name] for name in state.parameters})
                     state.load_schedule(schedule)
         self.done, self.loss, self.runs = decision.done, decision.loss, runs
+        names = [manager.name_of(rank) for rank in range(manager.world)] if manager.rank == 0 else []
+        self.record.place(self.done, runs, names, placement.why)
         if decision.apply_factor is not None:
             self.factor = decision.apply_factor
 

@@ -27,6 +27,9 @@ from barnraise.training.pipeline.split_loop import SplitLoop, SplitTask
 from barnraise.training.pipeline.trained_state import OptimizerFactory, SchedulerFactory
 from barnraise.training.pipeline.weights import StageWeights, WeightFiles
 from barnraise.training.progress_report import ProgressReporter, TrainingStatus
+from barnraise.training.record.recorder import RunRecorder
+from barnraise.training.record.sinks import open_sink
+from barnraise.training.record.split_record import SplitRecord
 from barnraise.training.recovery.failure_notice import install_failure_notice
 from barnraise.training.state.adapter import is_adapter_folder
 from barnraise.training.state.checkpoint_manager import CheckpointManager
@@ -97,15 +100,24 @@ class SplitTraining:
             options.scheduler,
             options.order,
         )
-        self.loop = SplitLoop(manager, task, weights, self.data, device, checkpoints)
+        self._checkpoints = checkpoints
+        record = SplitRecord(metrics)
+        self.loop = SplitLoop(manager, task, weights, self.data, device, checkpoints, record)
 
     def start(self, session: TrainingStatus) -> None:
         """Join the group, and report the progress from now on."""
         worker = WorkerId.from_environment()
+        record = self.loop.record
+        record.on_commit.append(self._manager.report_trained)
         if worker is not None:
             install_failure_notice(worker)
-            self.loop.on_commit.append(ProgressReporter(worker, session, self.data.batch))
-        self.loop.on_commit.append(self._manager.report_trained)
+            record.on_commit.append(ProgressReporter(worker, session, self.data.batch))
+        self.recorder = recorder = RunRecorder(
+            lambda: open_sink(worker), self._manager, record, self._metrics, record, self.data.batch
+        )
+        recorder.total_steps = lambda: session.total_steps
+        recorder.attach(self._checkpoints)
+        record.on_placement.append(recorder.note_placement)
         atexit.register(self._manager.close)
         self._manager.wait_for_admission()
         self.loop.join_next_group(None)
@@ -117,11 +129,7 @@ class SplitTraining:
 
     def train_step(self, batch: SplitBatch) -> float:
         """Train on a batch, on all machines together. Return its loss, which is the same on each."""
-        loss = self.loop.reach(batch.target)
-        done = self.loop.done
-        self._metrics.update([self._metrics.of_step(done - 2)], done)
-        self._metrics.start_microbatch(done - 1, 1.0)
-        return loss
+        return self.loop.reach(batch.target)
 
     def __len__(self) -> int:
         """Return the steps of an epoch."""
