@@ -61,7 +61,7 @@ class MemberHoldings(msgspec.Struct, frozen=True, array_like=True):
     loss: float = 0.0
     memory_bytes: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
     block_s: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
-    model: Annotated[bytes, Meta(max_length=32)] = b""  # hash of names and shapes
+    model: Annotated[bytes, Meta(max_length=32)] = b""  # hash of names, shapes and options
 
     @property
     def is_fresh(self) -> bool:
@@ -97,7 +97,9 @@ def decide_regroup(members: Sequence[MemberHoldings], units: int) -> RegroupDeci
     Raise ProtocolError if the reports contradict each other.
     """
     if len({member.model for member in members}) > 1:
-        raise ProtocolError("the workers of this group do not train the same model")
+        raise ProtocolError(
+            "the workers of this group do not train the same model with the same options of run.split"
+        )
     old = [(rank, member) for rank, member in enumerate(members) if not member.is_fresh]
     if not old:
         return RegroupDecision(0, None, 0.0, {}, ())

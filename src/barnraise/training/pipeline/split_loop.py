@@ -39,7 +39,9 @@ from barnraise.training.pipeline.holdings import (
 )
 from barnraise.training.pipeline.machine_memory import usable_memory, used_memory
 from barnraise.training.pipeline.outline import LossFunction, ModelOutline
-from barnraise.training.pipeline.schedule import MicroBatchWork, Order, run_alone, run_stage
+from barnraise.training.pipeline.passes.activations import ActivationCodec
+from barnraise.training.pipeline.passes.order import Order
+from barnraise.training.pipeline.passes.schedule import MicroBatchWork, run_alone, run_stage
 from barnraise.training.pipeline.split_checkpoint import SplitCheckpoint
 from barnraise.training.pipeline.stage import Stage
 from barnraise.training.pipeline.trained_state import (
@@ -75,7 +77,8 @@ class SplitTask(NamedTuple):
     weigh: Callable[[Any], float]
     make_optimizer: OptimizerFactory
     make_scheduler: SchedulerFactory | None
-    order: Order = "1F1B"
+    order: Order
+    codec: ActivationCodec
 
 
 class SplitLoop:
@@ -104,7 +107,7 @@ class SplitLoop:
             name: parameter for name, parameter in task.model.named_parameters() if parameter.requires_grad
         }
         forms = sorted((name, tuple(value.shape), str(value.dtype)) for name, value in self._trained.items())
-        self._model_hash = blake3(repr(forms).encode()).digest()
+        self._model_hash = blake3(repr((forms, task.order, task.codec)).encode()).digest()
         self._stage: Stage | None = None
         self._own: TrainedState | None = None
         self._mirror: TrainedState | None = None
@@ -142,7 +145,7 @@ class SplitLoop:
             if self._manager.world == 1:
                 loss = run_alone(stage, work, self._seed)
             else:
-                loss = run_stage(stage, work, self._task.outline.dtype, self._seed, self._task.order)
+                loss = run_stage(stage, work, self._task.codec, self._seed, self._task.order)
         self._block_s = stage.busy_s / (len(work) * (stage.end - stage.first)) if work else 0.0
         with phases.measure("communication"):
             self._exchange_gradients()

@@ -22,7 +22,8 @@ from barnraise.training.group.agent_client import WorkerId
 from barnraise.training.group.interface import GroupManager
 from barnraise.training.metrics import MetricsLog
 from barnraise.training.pipeline.outline import LossFunction, ModelOutline, find_blocks, trace_outline
-from barnraise.training.pipeline.schedule import Order
+from barnraise.training.pipeline.passes.activations import ACTIVATIONS, ActivationCodec, Activations
+from barnraise.training.pipeline.passes.order import ORDERS, Order
 from barnraise.training.pipeline.split_loop import SplitLoop, SplitTask
 from barnraise.training.pipeline.trained_state import OptimizerFactory, SchedulerFactory
 from barnraise.training.pipeline.weights import StageWeights, WeightFiles
@@ -45,6 +46,17 @@ class SplitOptions(NamedTuple):
     loss: LossFunction | None
     weight: Callable[[Any], float] | None
     order: Order
+    activations: Activations
+
+    def check(self) -> None:
+        """Raise RunError if an option has a value that does not exist."""
+        for name, value, known in (
+            ("order", self.order, ORDERS),
+            ("activations", self.activations, ACTIVATIONS),
+        ):
+            if value not in known:
+                words = ", ".join(map(repr, known))
+                raise RunError(f"run.split knows no {name}={value!r}", hint=f"Take one of {words}.")
 
 
 class SplitBatch(NamedTuple):
@@ -69,6 +81,7 @@ class SplitTraining:
         device: torch.device,
         checkpoints: CheckpointManager,
     ) -> None:
+        options.check()
         if isinstance(loader.dataset, IterableDataset):
             raise RunError("a split model does not train on a stream", hint="Use a map-style dataset.")
         self.model, self._manager, self._metrics = model, manager, metrics
@@ -99,6 +112,7 @@ class SplitTraining:
             options.optimizer,
             options.scheduler,
             options.order,
+            ActivationCodec(outline.dtype, options.activations),
         )
         self._checkpoints = checkpoints
         record = SplitRecord(metrics)
