@@ -381,7 +381,7 @@ class Session(SplitSession):
 
     def on_commit(self, callback: Callable[[Session], None]) -> None:
         """Call a function after every commit."""
-        steps = self._step_loop if self._split is None else self._split.loop
+        steps = self._step_loop if self._split is None else self._split.loop.record
         steps.on_commit.append(lambda: callback(self))
 
     # setup

@@ -60,7 +60,7 @@ class StagePlacement(NamedTuple):
 def stage_bytes(parts: ModelParts, first: int, end: int, *, stages: int, place: int, batches: int) -> int:
     """Return the memory that a stage needs; ``batches``: micro-batches of a step.
 
-    In 1F1B, a stage keeps the activations of as many micro-batches as stages follow, and of its own one. It
+    In 1F1B, a stage keeps the activations of its own micro-batch, and of two for each stage after it. It
     has buffers for the boundaries of all micro-batches of a step. It also mirrors what the stage before it
     has trained, which is taken to be as large as its own.
     """
@@ -68,7 +68,7 @@ def stage_bytes(parts: ModelParts, first: int, end: int, *, stages: int, place: 
     frozen = sum(part.frozen_bytes for part in held)
     trained = mirror_bytes(parts, first, end)
     mirrored = trained if stages > 1 else 0
-    in_flight = min(stages - place, batches)
+    in_flight = min(2 * (stages - 1 - place) + 1, batches)
     activations = in_flight * sum(part.activation_bytes for part in held)
     buffers = 2 * batches * parts.boundary_bytes if stages > 1 else 0
     return frozen + trained + mirrored + activations + buffers

@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from barnraise.core.errors import ProtocolError
+from barnraise.training.record.split_record import LoggedValues
 
 MOST_UNITS = 4096
 
@@ -30,7 +31,8 @@ class StageVote(msgspec.Struct, frozen=True, array_like=True):
 
     ``loss``: of the whole batch, from the last stage; 0 from the others. ``fingerprint``: of the samples.
     ``checkpoint_due``: rank 0 decides for all. ``can_save``: it is the first worker of its machine, with a
-    disk, and with memory for all trained state.
+    disk, and with memory for all trained state. ``speed``: samples of the whole model per second of its own
+    computation. ``logged``: values of the step before.
     """
 
     step: Step
@@ -40,6 +42,8 @@ class StageVote(msgspec.Struct, frozen=True, array_like=True):
     fingerprint: Annotated[bytes, Meta(max_length=32)] = b""
     checkpoint_due: bool = False
     can_save: bool = False
+    speed: float = 0.0
+    logged: LoggedValues = {}
 
 
 class MemberHoldings(msgspec.Struct, frozen=True, array_like=True):
@@ -58,7 +62,7 @@ class MemberHoldings(msgspec.Struct, frozen=True, array_like=True):
     loss: float = 0.0
     memory_bytes: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
     block_s: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
-    model: Annotated[bytes, Meta(max_length=32)] = b""  # hash of names and shapes
+    model: Annotated[bytes, Meta(max_length=32)] = b""  # hash of names, shapes and options
 
     @property
     def is_fresh(self) -> bool:
@@ -95,7 +99,9 @@ def decide_regroup(members: Sequence[MemberHoldings], units: int) -> RegroupDeci
     ProtocolError if the reports contradict each other.
     """
     if len({member.model for member in members}) > 1:
-        raise ProtocolError("the workers of this group do not train the same model")
+        raise ProtocolError(
+            "the workers of this group do not train the same model with the same options of run.split"
+        )
     old = [(rank, member) for rank, member in enumerate(members) if not member.is_fresh]
     done = max((member.done for _, member in old), default=0)
     if not done:

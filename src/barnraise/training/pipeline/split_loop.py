@@ -46,10 +46,11 @@ from barnraise.training.pipeline.machine_memory import usable_memory, used_memor
 from barnraise.training.pipeline.members.member_stage import MemberStage, SplitTask
 from barnraise.training.pipeline.members.operation_turns import NextOperation, OperationKind, choose_turn
 from barnraise.training.pipeline.members.state_exchange import StateExchange
-from barnraise.training.pipeline.schedule import MicroBatchWork, run_alone, run_stage
+from barnraise.training.pipeline.passes.schedule import MicroBatchWork, run_alone, run_stage
 from barnraise.training.pipeline.split_checkpoint import SplitCheckpoint
 from barnraise.training.pipeline.stage import Stage
 from barnraise.training.pipeline.weights import StageWeights
+from barnraise.training.record.split_record import SplitRecord
 from barnraise.training.recovery.failures import exit_without_state, raise_if_permanent
 from barnraise.training.state.adapter import describe_adapter
 from barnraise.training.state.checkpoint_manager import CheckpointManager
@@ -78,10 +79,11 @@ class SplitLoop:
         data: MicroBatchLoader,
         device: torch.device,
         checkpoints: CheckpointManager,
+        record: SplitRecord,
     ) -> None:
         self.done, self.loss, self.factor = 0, 0.0, 1.0
         self.clip: float | None = None
-        self.on_commit: list[Callable[[], None]] = []
+        self.record = record
         self.runs: tuple[tuple[int, int], ...] = ()  # of blocks, by rank
         self._manager, self._task, self._data = manager, task, data
         self._device, self._checkpoints = device, checkpoints
@@ -93,7 +95,7 @@ class SplitLoop:
         self._mirrors: tuple[int | None, ...] = ()  # by rank, the rank that mirrors it
         trained = self._held.trained.items()
         forms = sorted((name, tuple(value.shape), str(value.dtype)) for name, value in trained)
-        self._model_hash = blake3(repr(forms).encode()).digest()
+        self._model_hash = blake3(repr((forms, task.order, task.codec)).encode()).digest()
         self._is_ready = False
         self._is_new_group = True  # in which members may be at different places of the script
         self._performed = 0  # operations since the newest step
@@ -120,20 +122,27 @@ class SplitLoop:
         stage = self._held.stage
         assert stage is not None
         self._held.own.clear_gradients()
-        work = self._load_work()
+        phases = self.record.phases
+        with phases.measure("data"):
+            work = self._load_work()
         stage.busy_s = 0.0
-        if self._manager.world == 1:
-            loss = run_alone(stage, work, self._seed)
-        else:
-            loss = run_stage(stage, work, self._task.outline.dtype, self._seed, self._task.order)
+        with self.record.passes(stage):
+            if self._manager.world == 1:
+                loss = run_alone(stage, work, self._seed)
+            else:
+                loss = run_stage(stage, work, self._task.codec, self._seed, self._task.order)
         self._block_s = stage.busy_s / (len(work) * (stage.end - stage.first)) if work else 0.0
-        self._exchange_gradients()
-        votes = self._vote(loss)
+        with phases.measure("communication"):
+            self._exchange_gradients()
+        with phases.measure("vote"):
+            votes = self._vote(loss)
         norm = math.sqrt(math.fsum(vote.squared_norm for vote in votes))
         factor = min(1.0, self.clip / (norm + 1e-6)) if self.clip is not None else 1.0
-        self._commit(math.fsum(vote.loss for vote in votes), factor)
+        self._commit(math.fsum(vote.loss for vote in votes), factor, votes)
         if votes[0].checkpoint_due:
-            self._save([rank for rank, vote in enumerate(votes) if vote.can_save])
+            self.record.before_checkpoint()
+            with phases.measure("checkpoint"):
+                self._save([rank for rank, vote in enumerate(votes) if vote.can_save])
         if max(vote.newest_generation for vote in votes) > self._manager.generation:
             self.join_next_group(None)
 
@@ -199,6 +208,8 @@ class SplitLoop:
             fingerprint,
             self._checkpoints.is_due(),
             self._checkpoints.can_save and self._can_hold_all(),
+            self.record.speed(manager.rank, self._samples()),
+            self.record.logged(),
         )
         self._is_ready = True
         messages = manager.group.all_gather_bytes(msgspec.msgpack.encode(vote))
@@ -212,13 +223,18 @@ class SplitLoop:
             )
         return votes
 
-    def _commit(self, loss: float, factor: float) -> None:
+    def _samples(self) -> int:
+        """Return the samples of the current step."""
+        return sum(unit.size for unit in self._data.microbatches(self.done))
+
+    def _commit(self, loss: float, factor: float, votes: Sequence[StageVote] = ()) -> None:
         """Apply the step: from here on it counts."""
         self._held.apply(factor)
+        logged, speeds = [vote.logged for vote in votes], [vote.speed for vote in votes]
+        self.record.commit(self._samples(), loss, logged, speeds)
         self.done += 1
         self.loss, self.factor, self._is_ready, self._performed = loss, factor, False, 0
-        for callback in self.on_commit:
-            callback()
+        self.record.run_callbacks()
 
     # operations between two steps
 
@@ -313,6 +329,8 @@ class SplitLoop:
         if is_behind and decision.apply_factor is not None:
             self._commit(decision.loss, decision.apply_factor)
         self._is_ready = False
+        if any(member.is_fresh for member in members) and not members[manager.rank].is_fresh:
+            self.record.hand_over()
         if not decision.holders:
             decision = self._restore(decision)
         try:
@@ -364,6 +382,7 @@ class SplitLoop:
             return decision
         if rank == self._manager.rank:
             self.done = done
+        self.record.state_origin = "checkpoint"
         return decision._replace(done=done, holders=dict.fromkeys(range(self._count + 2), rank))
 
     def _exchange_holdings(self) -> list[MemberHoldings]:
@@ -425,20 +444,23 @@ class SplitLoop:
         self, members: Sequence[MemberHoldings], decision: RegroupDecision, placement: StagePlacement
     ) -> None:
         """Take the stage and the mirrors that the placement gives to this worker."""
-        rank, runs, held = self._manager.rank, placement.runs, self._held
+        manager, runs, held = self._manager, placement.runs, self._held
         mirrors = self._place_mirrors(members, runs)
         transfers = plan_transfers(members, runs, mirrors.mirrors, decision.holders, self._count)
         states, schedule = held.export(), held.export_schedule()
         received, schedule = self._exchange.run(
-            self._manager.group, transfers, states, schedule, set(decision.holders.values())
+            manager.group, transfers, states, schedule, set(decision.holders.values())
         )
         states |= received
+        self.record.count_moved(received)
         if decision.holders:
             self._kept.states, self._kept.schedule = states, schedule
-        held.build(runs[rank], {other: runs[other] for other in mirrors.mirrored_by(rank)})
+        held.build(runs[manager.rank], {other: runs[other] for other in mirrors.mirrored_by(manager.rank)})
         if decision.holders:
             held.load(states, schedule)
         self.done, self.loss, self.runs, self._mirrors = decision.done, decision.loss, runs, mirrors.mirrors
+        names = [manager.name_of(rank) for rank in range(manager.world)] if manager.rank == 0 else []
+        self.record.place(self.done, runs, names, placement.why)
         if decision.apply_factor is not None:
             self.factor = decision.apply_factor
         self._manager.group.all_gather_bytes(b"")  # all have their state

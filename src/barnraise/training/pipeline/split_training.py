@@ -24,11 +24,15 @@ from barnraise.training.group.interface import GroupManager
 from barnraise.training.metrics import MetricsLog
 from barnraise.training.pipeline.members.member_stage import SplitTask
 from barnraise.training.pipeline.outline import LossFunction, ModelOutline, find_blocks, trace_outline
-from barnraise.training.pipeline.schedule import Order
+from barnraise.training.pipeline.passes.activations import ACTIVATIONS, ActivationCodec, Activations
+from barnraise.training.pipeline.passes.order import ORDERS, Order
 from barnraise.training.pipeline.split_loop import SplitLoop
 from barnraise.training.pipeline.trained_state import OptimizerFactory, SchedulerFactory
 from barnraise.training.pipeline.weights import StageWeights, WeightFiles
 from barnraise.training.progress_report import ProgressReporter, TrainingStatus
+from barnraise.training.record.recorder import RunRecorder
+from barnraise.training.record.sinks import open_sink
+from barnraise.training.record.split_record import SplitRecord
 from barnraise.training.recovery.failure_notice import install_failure_notice
 from barnraise.training.state.adapter import is_adapter_folder
 from barnraise.training.state.checkpoint_manager import CheckpointManager
@@ -44,6 +48,17 @@ class SplitOptions(NamedTuple):
     loss: LossFunction | None
     weight: Callable[[Any], float] | None
     order: Order
+    activations: Activations
+
+    def check(self) -> None:
+        """Raise RunError if an option has a value that does not exist."""
+        for name, value, known in (
+            ("order", self.order, ORDERS),
+            ("activations", self.activations, ACTIVATIONS),
+        ):
+            if value not in known:
+                words = ", ".join(map(repr, known))
+                raise RunError(f"run.split knows no {name}={value!r}", hint=f"Take one of {words}.")
 
 
 class SplitBatch(NamedTuple):
@@ -68,6 +83,7 @@ class SplitTraining:
         device: torch.device,
         checkpoints: CheckpointManager,
     ) -> None:
+        options.check()
         if isinstance(loader.dataset, IterableDataset):
             raise RunError("a split model does not train on a stream", hint="Use a map-style dataset.")
         self.model, self._manager, self._metrics = model, manager, metrics
@@ -98,16 +114,26 @@ class SplitTraining:
             options.optimizer,
             options.scheduler,
             options.order,
+            ActivationCodec(outline.dtype, options.activations),
         )
-        self.loop = SplitLoop(manager, task, weights, self.data, device, checkpoints)
+        self._checkpoints = checkpoints
+        record = SplitRecord(metrics)
+        self.loop = SplitLoop(manager, task, weights, self.data, device, checkpoints, record)
 
     def start(self, session: TrainingStatus) -> None:
         """Join the group, and report the progress from now on."""
         worker = WorkerId.from_environment()
+        record = self.loop.record
+        record.on_commit.append(self._manager.report_trained)
         if worker is not None:
             install_failure_notice(worker)
-            self.loop.on_commit.append(ProgressReporter(worker, session, self.data.batch))
-        self.loop.on_commit.append(self._manager.report_trained)
+            record.on_commit.append(ProgressReporter(worker, session, self.data.batch))
+        self.recorder = recorder = RunRecorder(
+            lambda: open_sink(worker), self._manager, record, self._metrics, record, self.data.batch
+        )
+        recorder.total_steps = lambda: session.total_steps
+        recorder.attach(self._checkpoints)
+        record.on_placement.append(recorder.note_placement)
         atexit.register(self._manager.close)
         self._manager.wait_for_admission()
         self.loop.join_next_group(None)
@@ -119,11 +145,7 @@ class SplitTraining:
 
     def train_step(self, batch: SplitBatch) -> float:
         """Train on a batch, on all machines together. Return its loss, which is the same on each."""
-        loss = self.loop.reach(batch.target)
-        done = self.loop.done
-        self._metrics.update([self._metrics.of_step(done - 2)], done)
-        self._metrics.start_microbatch(done - 1, 1.0)
-        return loss
+        return self.loop.reach(batch.target)
 
     def __len__(self) -> int:
         """Return the steps of an epoch."""

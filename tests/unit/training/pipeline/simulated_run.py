@@ -23,7 +23,8 @@ from barnraise.core.errors import CollectiveError, PeerLost
 from barnraise.topology.graph import TopologyGraph
 from barnraise.training.group.single import CompletedWork, SingleWorkerManager
 from barnraise.training.pipeline import split_loop, split_training
-from barnraise.training.pipeline.schedule import MicroBatchWork
+from barnraise.training.pipeline.passes.activations import ActivationCodec
+from barnraise.training.pipeline.passes.schedule import MicroBatchWork
 from barnraise.training.pipeline.stage import Stage
 from barnraise.training.session import Session
 from barnraise.training.state.checkpoint_manager import CheckpointManager
@@ -342,7 +343,7 @@ class SimulatedRun:
 def simulate_stage(
     stage: Stage,
     work: Sequence[MicroBatchWork],
-    dtype: torch.dtype,
+    codec: ActivationCodec,
     seed: Callable[[int, int], None],
     order: str = "1F1B",
 ) -> float:
@@ -354,7 +355,7 @@ def simulate_stage(
     for each in work:
         received = None
         if before is not None:
-            received = torch.empty(each.shape, dtype=dtype)
+            received = torch.empty(each.shape, dtype=codec.dtype)
             group.receive_async(received, before).wait()
             received.requires_grad_()
         stage.seed = lambda block, number=each.number: seed(number, block)  # type: ignore[misc]

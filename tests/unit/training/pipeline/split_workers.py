@@ -19,7 +19,10 @@ from typing import Any
 
 import torch
 
-from barnraise.training.pipeline import split_loop
+from barnraise.core import metrics
+from barnraise.history.entries import Entry
+from barnraise.history.log_format import encode_frames
+from barnraise.training.pipeline import split_loop, split_training
 from barnraise.training.session import Session
 from barnraise.training.state.checkpoint_manager import CheckpointManager
 from tests.unit.forked import fork_all
@@ -82,7 +85,21 @@ def kill_in_step(run: Session, room: Path) -> None:
 
             torch.nn.Module.__call__ = call  # type: ignore[method-assign]
 
-    run._split.loop.on_commit.append(lambda: watch(run))  # type: ignore[union-attr]
+    run._split.loop.record.on_commit.append(lambda: watch(run))  # type: ignore[union-attr]
+
+
+class FrameSink:
+    """Sink of a worker's record: frames in a file of its machine."""
+
+    def __init__(self, room: Path, machine: str) -> None:
+        self.node, self._path = machine.encode(), room / f"{machine}.log"
+
+    def write(self, entries: Sequence[Entry]) -> None:
+        with open(self._path, "ab") as file:
+            file.write(encode_frames(entries))
+
+    def close(self) -> None:
+        return
 
 
 class DyingSession(Session):
@@ -109,8 +126,13 @@ def member(machine: str, room: Path, act: str) -> None:
     )
     if isinstance(run, DyingSession):
         run.room = room
+    split_training.open_sink = lambda worker: FrameSink(room, machine)
     wait_for = room / "d" if act == "kill" else None
     losses = train(run, room / "base", room / f"{machine}.safetensors", wait_for)
+    assert run._split is not None
+    run._split.recorder.close()
+    values = {sample.name: sample.value for sample in metrics.registry.samples()}
+    (room / f"metrics-{machine}").write_text(json.dumps(values))
     manager.group.close()
     (room / f"{machine}.json").write_text(json.dumps([losses, run.world, run.done]))
 

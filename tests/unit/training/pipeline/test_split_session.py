@@ -103,3 +103,14 @@ def test_tensors_are_gathered_beside_a_split_model(base: Path) -> None:
     run = make_session()
     split(run, base)
     assert run.gather(torch.tensor(3.0)).tolist() == [3.0]
+
+
+def test_callbacks_of_the_script_follow_each_commit(base: Path) -> None:
+    run = make_session()
+    model, batches = split(run, base)
+    done: list[int] = []
+    run.on_commit(lambda session: done.append(session.done))
+    for _ in run.epochs(1):
+        for batch in batches:
+            model.train_step(batch)
+    assert done == [1, 2, 3]

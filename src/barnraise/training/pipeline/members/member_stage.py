@@ -14,7 +14,8 @@ from torch import nn
 from barnraise.planning.plan.stage_placement import ModelParts
 from barnraise.training.pipeline.holdings import Run, units_of
 from barnraise.training.pipeline.outline import LossFunction, ModelOutline
-from barnraise.training.pipeline.schedule import Order
+from barnraise.training.pipeline.passes.activations import ActivationCodec
+from barnraise.training.pipeline.passes.order import Order
 from barnraise.training.pipeline.split_checkpoint import SplitCheckpoint
 from barnraise.training.pipeline.stage import Stage
 from barnraise.training.pipeline.trained_state import (
@@ -36,7 +37,8 @@ class SplitTask(NamedTuple):
     weigh: Callable[[Any], float]
     make_optimizer: OptimizerFactory
     make_scheduler: SchedulerFactory | None
-    order: Order = "1F1B"
+    order: Order
+    codec: ActivationCodec
 
 
 class MemberStage:
