@@ -1,0 +1,288 @@
+"""Predicted time of a step of a split model: each micro-batch goes through unlike stages and back. Pure.
+
+The order of passes and transfers is simulated exactly. A stage does one thing at a time, and a link carries
+one message at a time in each direction. The bound is what the slowest stage or link needs if it never waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Literal, NamedTuple
+
+from barnraise.core.units import format_duration
+from barnraise.planning.plan.stage_placement import ModelParts
+
+StageOrder = Literal["1F1B", "GPipe"]
+_Kind = Literal["forward", "backward"]
+_VOTE_TRIPS = 2  # an offer of the message, and the message
+
+
+class BlockSpeed(NamedTuple):
+    """Seconds that a machine takes for a micro-batch; ``forward_s`` and ``backward_s`` of one block.
+
+    All are 0 if it was not measured. ``before_s`` and ``after_s``: both passes of the parts before and after
+    the blocks. ``around_s``: what each stage computes beside its blocks, such as masks.
+    """
+
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    before_s: float = 0.0
+    after_s: float = 0.0
+    around_s: float = 0.0
+
+    @property
+    def block_s(self) -> float:
+        """Return the seconds of both passes of a block."""
+        return self.forward_s + self.backward_s
+
+    def passes(self, first: int, end: int, blocks: int) -> tuple[float, float]:
+        """Return the seconds of the forward and of the backward pass of a stage."""
+        besides_s = (self.before_s if first == 0 else 0.0) + (self.after_s if end == blocks else 0.0)
+        share = self.forward_s / self.block_s if self.block_s else 0.0
+        count = end - first
+        forward_s = count * self.forward_s + share * besides_s + self.around_s
+        return forward_s, count * self.backward_s + (1 - share) * besides_s
+
+
+class LinkRates(NamedTuple):
+    """Bytes per second and one-way latency in seconds from each machine to each other; rate 0: unknown."""
+
+    rates: tuple[tuple[float, ...], ...]
+    latencies: tuple[tuple[float, ...], ...]
+
+    def transfer_s(self, sender: int, receiver: int, count: float) -> float:
+        """Return the seconds in which bytes leave, without the latency; 0 if the rate is unknown."""
+        rate = self.rates[sender][receiver]
+        return count / rate if rate > 0 else 0.0
+
+
+class StageTime(NamedTuple):
+    """Seconds of a micro-batch on a stage, and on the link to the next one.
+
+    ``send_s``: for the activations. ``return_s``: for their gradient, from the next stage to this one.
+    ``latency_s``: one way.
+    """
+
+    name: str
+    forward_s: float
+    backward_s: float
+    send_s: float = 0.0
+    return_s: float = 0.0
+    latency_s: float = 0.0
+
+
+class SplitStepTime(NamedTuple):
+    """Predicted seconds of a step, and what limits it.
+
+    ``bound_s``: of the slowest stage or link without any waiting. ``waiting_s``: what it waits, mostly while
+    the pipeline fills and empties. ``commit_s``: of the exchange of gradients and the vote. ``busy_s``: what
+    each stage computes. ``limit``: the slowest stage or link, in words.
+    """
+
+    step_s: float
+    bound_s: float
+    waiting_s: float
+    commit_s: float
+    busy_s: tuple[float, ...]
+    limit: str
+    why: tuple[str, ...]
+
+    @property
+    def sentence(self) -> str:
+        """Return the prediction and its reasons in one sentence."""
+        return f"{format_duration(self.step_s)} for a step; {'; '.join(self.why)}"
+
+
+def stage_times(
+    runs: Sequence[tuple[int, int]],
+    machines: Sequence[int],
+    names: Sequence[str],
+    speeds: Sequence[BlockSpeed],
+    links: LinkRates,
+    boundary_bytes: int,
+) -> list[StageTime]:
+    """Return the times of the stages in the order of the pipeline.
+
+    ``runs``: blocks of each stage. ``machines``: number of the machine of each stage. The others are by the
+    number of the machine.
+    """
+    stages = []
+    for place, (run, machine) in enumerate(zip(runs, machines, strict=True)):
+        forward_s, backward_s = speeds[machine].passes(*run, runs[-1][1])
+        stage = StageTime(names[machine], forward_s, backward_s)
+        if place + 1 < len(runs):
+            after = machines[place + 1]
+            stage = stage._replace(
+                send_s=links.transfer_s(machine, after, boundary_bytes),
+                return_s=links.transfer_s(after, machine, boundary_bytes),
+                latency_s=max(links.latencies[machine][after], links.latencies[after][machine]),
+            )
+        stages.append(stage)
+    return stages
+
+
+def commit_seconds(
+    parts: ModelParts, runs: Sequence[tuple[int, int]], machines: Sequence[int], links: LinkRates
+) -> float:
+    """Return the seconds from the last backward pass of a step to its commit, and of its preparation.
+
+    Each machine sends the gradients of its stage to the next one, which mirrors them. Then all vote. A stage
+    is prepared in one round trip through the pipeline.
+    """
+    if len(runs) < 2:
+        return 0.0
+    exchange_s = 0.0
+    for place, (first, end) in enumerate(runs):
+        held = [
+            *([parts.before] if first == 0 else []),
+            *parts.blocks[first:end],
+            *([parts.after] if end == len(parts.blocks) else []),
+        ]
+        sender, receiver = machines[place], machines[(place + 1) % len(runs)]
+        count = sum(part.trained_bytes for part in held)
+        latency_s = links.latencies[sender][receiver]
+        exchange_s = max(exchange_s, links.transfer_s(sender, receiver, count) + latency_s)
+    vote_s = _VOTE_TRIPS * max(links.latencies[a][b] for a in machines for b in machines if a != b)
+    return exchange_s + vote_s + 2 * sum(links.latencies[a][b] for a, b in pairwise(machines))
+
+
+def predict_split_step(
+    stages: Sequence[StageTime],
+    batches: int,
+    order: StageOrder = "1F1B",
+    commit_s: float = 0.0,
+    *,
+    overlaps: bool = False,
+) -> SplitStepTime:
+    """Predict a step of ``batches`` micro-batches through these stages.
+
+    ``overlaps``: a stage computes while its messages are sent and received. If not, it behaves as the
+    schedules of ``torch.distributed.pipelining``. A message starts when its receiver waits for it. Between a
+    forward and a backward pass, a stage waits for its own message.
+    """
+    is_1f1b = order == "1F1B" and batches >= len(stages)
+    pipeline_s = _Simulation(stages, batches, is_1f1b=is_1f1b, overlaps=overlaps).run()
+    busy = tuple(batches * (stage.forward_s + stage.backward_s) for stage in stages)
+    slowest = max(range(len(stages)), key=lambda place: busy[place])
+    bound_s, limit = busy[slowest], stages[slowest].name
+    why = f"{limit} computes longest, {format_duration(bound_s)}"
+    for stage, after in pairwise(stages):
+        for seconds, ends in ((stage.send_s, (stage, after)), (stage.return_s, (after, stage))):
+            if batches * seconds > bound_s:
+                bound_s = batches * seconds
+                limit = f"the link from {ends[0].name} to {ends[1].name}"
+                why = f"{limit} is busy longest, {format_duration(bound_s)}"
+    reasons = [why]
+    waiting_s = max(0.0, pipeline_s - bound_s)
+    if len(stages) > 1:
+        what = "the pipeline fills and empties" if overlaps else "the pipeline fills, empties and sends"
+        share = waiting_s / (pipeline_s + commit_s) if pipeline_s else 0.0
+        reasons.append(f"it waits {format_duration(waiting_s)} ({share:.0%}) while {what}")
+        reasons.append(f"the exchange of gradients and the vote take {format_duration(commit_s)}")
+    return SplitStepTime(pipeline_s + commit_s, bound_s, waiting_s, commit_s, busy, limit, tuple(reasons))
+
+
+class _Pass(NamedTuple):
+    """Pass of a micro-batch on a stage; also the name of the message that it sends."""
+
+    place: int
+    kind: _Kind
+    number: int
+
+
+class _Simulation:
+    """Passes and messages of one step; each gets its time when all that it waits for have theirs."""
+
+    def __init__(self, stages: Sequence[StageTime], batches: int, *, is_1f1b: bool, overlaps: bool) -> None:
+        self._stages, self._is_1f1b, self._overlaps = stages, is_1f1b, overlaps
+        self._passes = [_order_of(place, len(stages), batches, is_1f1b) for place in range(len(stages))]
+        self._next = [0] * len(stages)
+        self._free = [0.0] * len(stages)  # when a stage is done with all passes before its next one
+        self._ready: dict[_Pass, float] = {}  # when a message could be sent
+        self._awaited: dict[_Pass, float] = {}  # when its receiver waits for it
+        self._sent: dict[_Pass, float] = {}  # when its last byte has left
+
+    def run(self) -> float:
+        """Return the seconds until the last pass has ended."""
+        places = range(len(self._stages))
+        while any(self._next[place] < len(self._passes[place]) for place in places):
+            before = list(self._next)
+            for place in places:
+                while self._next[place] < len(self._passes[place]) and self._advance(place):
+                    pass
+            assert before != self._next, "the stages of a pipeline wait for each other"
+        return max(self._free)
+
+    def _advance(self, place: int) -> bool:
+        """Give the next pass of a stage its time; return False if it still waits for another stage."""
+        number = self._next[place]
+        current = self._passes[place][number]
+        last = self._passes[place][number - 1] if number else None
+        start = self._free[place]
+        source = self._source(current)
+        if source is not None:
+            self._awaited.setdefault(source, start)
+            if not self._send(source):
+                return False
+            start = max(start, self._sent[source] + self._link(source)[1])
+        is_sending = not self._overlaps and last is not None and self._has_receiver(last)
+        if is_sending and last is not None and last.kind != current.kind:
+            if not self._send(last):
+                return False
+            start = max(start, self._sent[last])
+        stage = self._stages[place]
+        end = start + (stage.forward_s if current.kind == "forward" else stage.backward_s)
+        if is_sending and last is not None and last.kind == current.kind and self._is_1f1b:
+            if not self._send(last):
+                return False
+            end = max(end, self._sent[last])
+        self._free[place] = end
+        self._next[place] += 1
+        if self._has_receiver(current):
+            self._ready[current] = end
+        return True
+
+    def _send(self, message: _Pass) -> bool:
+        """Give a message its time; return False if its sender or its receiver has none yet."""
+        if message in self._sent:
+            return True
+        if message not in self._ready or (not self._overlaps and message not in self._awaited):
+            return False
+        seconds, latency_s = self._link(message)
+        start = self._ready[message]
+        if not self._overlaps:  # the sender offers it, and the receiver answers when it waits
+            start = max(start + latency_s, self._awaited[message]) + latency_s
+        before = message._replace(number=message.number - 1)
+        self._sent[message] = max(start, self._sent.get(before, 0.0)) + seconds
+        return True
+
+    def _link(self, message: _Pass) -> tuple[float, float]:
+        """Return the seconds of a message, and the latency."""
+        if message.kind == "forward":
+            stage = self._stages[message.place]
+            return stage.send_s, stage.latency_s
+        stage = self._stages[message.place - 1]
+        return stage.return_s, stage.latency_s
+
+    def _source(self, current: _Pass) -> _Pass | None:
+        """Return the message that a pass needs."""
+        place = current.place + (-1 if current.kind == "forward" else 1)
+        return current._replace(place=place) if 0 <= place < len(self._stages) else None
+
+    def _has_receiver(self, current: _Pass) -> bool:
+        place = current.place + (1 if current.kind == "forward" else -1)
+        return 0 <= place < len(self._stages)
+
+
+def _order_of(place: int, stages: int, batches: int, is_1f1b: bool) -> list[_Pass]:
+    """Return the passes of a stage in their order."""
+    forwards = [_Pass(place, "forward", number) for number in range(batches)]
+    backwards = [_Pass(place, "backward", number) for number in range(batches)]
+    if not is_1f1b:
+        return [*forwards, *backwards]
+    ahead = min(stages - place, batches)
+    order = forwards[:ahead]
+    for backward, forward in zip(backwards, forwards[ahead:], strict=False):
+        order += [backward, forward]
+    return [*order, *backwards[batches - ahead :]]
