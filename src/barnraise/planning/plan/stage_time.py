@@ -16,6 +16,8 @@ from barnraise.planning.plan.stage_placement import ModelParts
 StageOrder = Literal["1F1B", "GPipe"]
 _Kind = Literal["forward", "backward"]
 _VOTE_TRIPS = 2  # an offer of the message, and the message
+_FORWARD_SHARE = 1 / 3  # of both passes of a block, until it is measured
+_LEAST_SHARE = 0.25  # of a stage's time that its blocks take
 
 
 class BlockSpeed(NamedTuple):
@@ -43,6 +45,23 @@ class BlockSpeed(NamedTuple):
         count = end - first
         forward_s = count * self.forward_s + share * besides_s + self.around_s
         return forward_s, count * self.backward_s + (1 - share) * besides_s
+
+    def corrected(self, busy_s: float, first: int, end: int, blocks: int) -> BlockSpeed:
+        """Return the speed after a stage was measured; ``busy_s``: both passes of a micro-batch there."""
+        share = self.forward_s / self.block_s if self.block_s else _FORWARD_SHARE
+        besides_s = self.around_s
+        besides_s += (self.before_s if first == 0 else 0.0) + (self.after_s if end == blocks else 0.0)
+        block_s = max(busy_s - besides_s, _LEAST_SHARE * busy_s) / (end - first)
+        return self._replace(forward_s=share * block_s, backward_s=(1 - share) * block_s)
+
+
+def fill_unknown(speeds: Sequence[BlockSpeed]) -> list[BlockSpeed]:
+    """Return the speeds with the mean of the known ones for the others; none if no speed is known."""
+    known = [speed for speed in speeds if speed.block_s]
+    if not known:
+        return []
+    mean = BlockSpeed(*(sum(column) / len(known) for column in zip(*known, strict=True)))
+    return [speed if speed.block_s else mean for speed in speeds]
 
 
 class LinkRates(NamedTuple):
@@ -167,6 +186,8 @@ def predict_split_step(
     slowest = max(range(len(stages)), key=lambda place: busy[place])
     bound_s, limit = busy[slowest], stages[slowest].name
     why = f"{limit} computes longest, {format_duration(bound_s)}"
+    if len(stages) == 1:
+        why = f"{limit} computes all of it"
     for stage, after in pairwise(stages):
         for seconds, ends in ((stage.send_s, (stage, after)), (stage.return_s, (after, stage))):
             if batches * seconds > bound_s:

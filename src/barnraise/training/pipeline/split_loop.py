@@ -39,6 +39,7 @@ from barnraise.training.pipeline.holdings import (
 )
 from barnraise.training.pipeline.machine_memory import usable_memory, used_memory
 from barnraise.training.pipeline.outline import LossFunction, ModelOutline
+from barnraise.training.pipeline.prediction.forecast import SplitForecast
 from barnraise.training.pipeline.schedule import MicroBatchWork, Order, run_alone, run_stage
 from barnraise.training.pipeline.split_checkpoint import SplitCheckpoint
 from barnraise.training.pipeline.stage import Stage
@@ -97,6 +98,7 @@ class SplitLoop:
         self._device, self._checkpoints = device, checkpoints
         self.adapter = describe_adapter(task.model)  # while the model has all its parts
         self._saved = SplitCheckpoint(self.adapter)
+        self.forecast = SplitForecast(manager, task.parts, task.order)
         self._count = len(task.outline.blocks)
         self._trained = {
             name: parameter for name, parameter in task.model.named_parameters() if parameter.requires_grad
@@ -111,7 +113,6 @@ class SplitLoop:
         self._is_ready = False
         self._work: tuple[int, list[MicroBatchWork]] = (-1, [])
         self._shapes: dict[object, tuple[int, ...]] = {}
-        self._block_s = 0.0
         self._memory_bytes = 0
         self._base_bytes = 0  # of programs, before any weights are loaded
 
@@ -138,7 +139,7 @@ class SplitLoop:
             loss = run_alone(stage, work, self._seed)
         else:
             loss = run_stage(stage, work, self._task.outline.dtype, self._seed, self._task.order)
-        self._block_s = stage.busy_s / (len(work) * (stage.end - stage.first)) if work else 0.0
+        self.forecast.note_step(stage.busy_s, len(work), (stage.first, stage.end))
         self._exchange_gradients()
         votes = self._vote(loss)
         norm = math.sqrt(math.fsum(vote.squared_norm for vote in votes))
@@ -258,6 +259,7 @@ class SplitLoop:
         """Take a stage in this group. Return False if the model does not fit on its machines for now."""
         manager = self._manager
         members = self._exchange_holdings()
+        self.forecast.exchange()
         units = self._count + 2
         decision = decide_regroup(members, units)
         if not decision.holders and not manager.is_first_start:
@@ -283,6 +285,7 @@ class SplitLoop:
             while manager.newest_generation() <= manager.generation:
                 time.sleep(_POLL_S)
             return False
+        self.forecast.predict(placement.runs, len(self._data.microbatches(0)), decision.done)
         self._adopt(members, decision, placement)
         if manager.world > 1:
             manager.group.make_default()
@@ -328,7 +331,7 @@ class SplitLoop:
             self.factor,
             self.loss,
             self._memory_bytes,
-            self._block_s,
+            self.forecast.block.block_s,
             self._model_hash,
         )
         messages = self._manager.group.all_gather_bytes(msgspec.msgpack.encode(own))
@@ -347,7 +350,9 @@ class SplitLoop:
     def _place(self, members: Sequence[MemberHoldings]) -> StagePlacement:
         manager = self._manager
         machines = [
-            StageMachine(manager.name_of(rank), member.memory_bytes, member.block_s)
+            StageMachine(
+                manager.name_of(rank), member.memory_bytes, member.block_s, self.forecast.link_s(rank)
+            )
             for rank, member in enumerate(members)
         ]
         placement = place_stages(self._task.parts, machines, len(self._data.microbatches(0)))

@@ -18,15 +18,21 @@ from barnraise.core.errors import CollectiveError, RunError
 from barnraise.planning.plan.stage_placement import ModelParts, PartSize
 from barnraise.runs.sharding import MicroBatch
 from barnraise.training.data.loader import MicroBatchLoader
+from barnraise.training.device_placement import move_batch
 from barnraise.training.group.agent_client import WorkerId
 from barnraise.training.group.interface import GroupManager
 from barnraise.training.metrics import MetricsLog
+from barnraise.training.pipeline.machine_memory import usable_memory, used_memory
 from barnraise.training.pipeline.outline import LossFunction, ModelOutline, find_blocks, trace_outline
+from barnraise.training.pipeline.prediction.block_probe import ProbedModel
+from barnraise.training.pipeline.prediction.forecast import SplitPlan
 from barnraise.training.pipeline.schedule import Order
 from barnraise.training.pipeline.split_loop import SplitLoop, SplitTask
 from barnraise.training.pipeline.trained_state import OptimizerFactory, SchedulerFactory
 from barnraise.training.pipeline.weights import StageWeights, WeightFiles
 from barnraise.training.progress_report import ProgressReporter, TrainingStatus
+from barnraise.training.record.entry_writer import EntryWriter
+from barnraise.training.record.sinks import open_sink
 from barnraise.training.recovery.failure_notice import install_failure_notice
 from barnraise.training.state.adapter import is_adapter_folder
 from barnraise.training.state.checkpoint_manager import CheckpointManager
@@ -98,6 +104,10 @@ class SplitTraining:
             options.order,
         )
         self.loop = SplitLoop(manager, task, weights, self.data, device, checkpoints)
+        self._probed: ProbedModel | None = ProbedModel(
+            model, outline, weights, loss, move_batch(sample, device)
+        )
+        self._device = device
 
     def start(self, session: TrainingStatus) -> None:
         """Join the group, and report the progress from now on."""
@@ -105,10 +115,30 @@ class SplitTraining:
         if worker is not None:
             install_failure_notice(worker)
             self.loop.on_commit.append(ProgressReporter(worker, session, self.data.batch))
+            self._measure()  # while the others of the group still train
+            self._record_plans(worker)
         self.loop.on_commit.append(self._manager.report_trained)
         atexit.register(self._manager.close)
         self._manager.wait_for_admission()
         self.loop.join_next_group(None)
+
+    def _measure(self) -> None:
+        """Measure the speed of this machine, before it has a stage."""
+        probed, self._probed = self._probed, None
+        if probed is not None:
+            free = usable_memory(self._device) - used_memory(self._device)
+            self.loop.forecast.probe(probed, free // 2, self._device)
+
+    def _record_plans(self, worker: WorkerId) -> None:
+        """Write the predictions of the main worker into the record of the run."""
+        writer = EntryWriter(lambda: open_sink(worker))
+
+        def note(plan: SplitPlan) -> None:
+            if not writer.has_started:
+                writer.start(writer.close)
+            writer.put(plan.entry())
+
+        self.loop.forecast.on_plan = note
 
     @property
     def epoch(self) -> int:

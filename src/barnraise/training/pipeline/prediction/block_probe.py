@@ -142,7 +142,7 @@ def _time_once(probed: ProbedModel, stage: Stage) -> _Times:
             hook.remove()
     block_s = sum(inside[:2])  # a recomputed block is called again in the backward pass
     if result.requires_grad:
-        result.backward(torch.ones_like(result))
+        result.backward(torch.ones_like(result))  # type: ignore[no-untyped-call]
     return _Times(block_s, middle - start, _now(device) - middle)
 
 
