@@ -96,12 +96,8 @@ def price_split(problem: SplitProblem, machines: Sequence[int]) -> SplitPrice:
 
     Raise RunError if the model does not fit, or if no speed is known.
     """
-    speeds, links, parts = problem.speeds, problem.links, problem.parts
-    if not speeds:
-        raise RunError(
-            "no machine has measured a block, so no step can be predicted",
-            hint="Read the output of the workers: barnraise logs RUN --all",
-        )
+    links, parts = problem.links, problem.parts
+    speeds = problem.speeds or [BlockSpeed()] * len(problem.machines)
     placed = []
     for place, machine in enumerate(machines):
         after = machines[place + 1] if place + 1 < len(machines) else machine
@@ -117,6 +113,11 @@ def price_split(problem: SplitProblem, machines: Sequence[int]) -> SplitPrice:
             )
         )
     placement = place_stages(parts, placed, problem.batches)
+    if not problem.speeds:
+        raise RunError(
+            "no machine has measured a block, so no step can be predicted",
+            hint="Read the output of the workers: barnraise logs RUN --all",
+        )
     names = [machine.name for machine in problem.machines]
     stages = stage_times(placement.runs, machines, names, speeds, links, parts.boundary_bytes)
     commit_s = commit_seconds(parts, placement.runs, machines, links)

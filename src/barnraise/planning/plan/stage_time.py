@@ -199,7 +199,7 @@ def predict_split_step(
     if len(stages) > 1:
         what = "the pipeline fills and empties" if overlaps else "the pipeline fills, empties and sends"
         share = waiting_s / (pipeline_s + commit_s) if pipeline_s else 0.0
-        reasons.append(f"it waits {format_duration(waiting_s)} ({share:.0%}) while {what}")
+        reasons.append(f"{limit} waits {format_duration(waiting_s)} ({share:.0%}) while {what}")
         reasons.append(f"the exchange of gradients and the vote take {format_duration(commit_s)}")
     return SplitStepTime(pipeline_s + commit_s, bound_s, waiting_s, commit_s, busy, limit, tuple(reasons))
 

@@ -258,8 +258,7 @@ class SplitLoop:
     def _regroup(self) -> bool:
         """Take a stage in this group. Return False if the model does not fit on its machines for now."""
         manager = self._manager
-        members = self._exchange_holdings()
-        self.forecast.exchange()
+        members = self.exchange_reports()
         units = self._count + 2
         decision = decide_regroup(members, units)
         if not decision.holders and not manager.is_first_start:
@@ -320,6 +319,12 @@ class SplitLoop:
         if not done:
             return decision
         return decision._replace(done=done, holders=dict.fromkeys(range(self._count + 2), rank))
+
+    def exchange_reports(self) -> list[MemberHoldings]:
+        """Exchange what each member of the group holds, and the speeds of machines and links."""
+        members = self._exchange_holdings()
+        self.forecast.exchange()
+        return members
 
     def _exchange_holdings(self) -> list[MemberHoldings]:
         self._memory_bytes = self._memory()

@@ -17,6 +17,7 @@ from barnraise.checkpoint.files import write_model
 from barnraise.core.errors import CollectiveError, RunError
 from barnraise.planning.plan.stage_placement import ModelParts, PartSize
 from barnraise.runs.sharding import MicroBatch
+from barnraise.training.autotune.profiler import is_dry_run
 from barnraise.training.data.loader import MicroBatchLoader
 from barnraise.training.device_placement import move_batch
 from barnraise.training.group.agent_client import WorkerId
@@ -25,6 +26,7 @@ from barnraise.training.metrics import MetricsLog
 from barnraise.training.pipeline.machine_memory import usable_memory, used_memory
 from barnraise.training.pipeline.outline import LossFunction, ModelOutline, find_blocks, trace_outline
 from barnraise.training.pipeline.prediction.block_probe import ProbedModel
+from barnraise.training.pipeline.prediction.dry_run import end_dry_run
 from barnraise.training.pipeline.prediction.forecast import SplitPlan
 from barnraise.training.pipeline.schedule import Order
 from barnraise.training.pipeline.split_loop import SplitLoop, SplitTask
@@ -93,10 +95,11 @@ class SplitTraining:
                 {name: value.to(device) for name, value in buffers._buffers.items() if value is not None}
             )
         model.train()
+        self._parts = measure_parts(model, outline)
         task = SplitTask(
             model,
             outline,
-            measure_parts(model, outline),
+            self._parts,
             loss,
             options.weight or tokens_of,
             options.optimizer,
@@ -115,11 +118,14 @@ class SplitTraining:
         if worker is not None:
             install_failure_notice(worker)
             self.loop.on_commit.append(ProgressReporter(worker, session, self.data.batch))
-            self._measure()  # while the others of the group still train
             self._record_plans(worker)
+        if worker is not None or is_dry_run():
+            self._measure()  # while the others of the group still train
         self.loop.on_commit.append(self._manager.report_trained)
         atexit.register(self._manager.close)
         self._manager.wait_for_admission()
+        if is_dry_run():
+            end_dry_run(self.loop, self._manager, self._parts, self.data)
         self.loop.join_next_group(None)
 
     def _measure(self) -> None:

@@ -150,7 +150,7 @@ def test_reasons_name_what_limits_the_step() -> None:
     step = predict_split_step(stages, 8, commit_s=0.25)
     assert step.limit == "nas"
     assert step.sentence.startswith("5.4")
-    assert "nas computes longest, 4.8 s; it waits " in step.sentence
+    assert "nas computes longest, 4.8 s; nas waits " in step.sentence
     assert step.why[2] == "the exchange of gradients and the vote take 250 ms"
     assert step.step_s == pytest.approx(step.bound_s + step.waiting_s + step.commit_s)
     slow = predict_split_step([stages[0]._replace(return_s=1.5), stages[1]], 8)

@@ -73,7 +73,7 @@ class SplitForecast:
         self.block = BlockSpeed()
         self.plan: SplitPlan | None = None
         self.on_plan: Callable[[SplitPlan], None] = lambda plan: None
-        self._manager, self._parts, self._order = manager, parts, order
+        self._manager, self._parts, self.order = manager, parts, order
         self._meter = LinkMeter(manager, parts.boundary_bytes)
         self._host = (0, 0.0)
         self.group: GroupSpeeds | None = None
@@ -114,8 +114,8 @@ class SplitForecast:
         boundary = self._parts.boundary_bytes
         stages = stage_times(runs, ranks, names, speeds, group.links, boundary)
         commit_s = commit_seconds(self._parts, runs, ranks, group.links)
-        step = predict_split_step(stages, batches, self._order, commit_s)
-        self.plan = SplitPlan(done, names, batches, self._order, step)
+        step = predict_split_step(stages, batches, self.order, commit_s)
+        self.plan = SplitPlan(done, names, batches, self.order, step)
         if manager.rank == 0:
             log.warning("predicted: %s", step.sentence)
             self.on_plan(self.plan)
