@@ -18,6 +18,8 @@ _Kind = Literal["forward", "backward"]
 _VOTE_TRIPS = 2  # an offer of the message, and the message
 _FORWARD_SHARE = 1 / 3  # of both passes of a block, until it is measured
 _LEAST_SHARE = 0.25  # of a stage's time that its blocks take
+_AHEAD = 2  # forward passes for each later stage, if transfers overlap with passes
+_POSTED = 2  # passes before the one that needs a message, when its receive is posted then
 
 
 class BlockSpeed(NamedTuple):
@@ -176,12 +178,12 @@ def predict_split_step(
 ) -> SplitStepTime:
     """Predict a step of ``batches`` micro-batches through these stages.
 
-    ``overlaps``: a stage computes while its messages are sent and received. If not, it behaves as the
-    schedules of ``torch.distributed.pipelining``. A message starts when its receiver waits for it. Between a
-    forward and a backward pass, a stage waits for its own message.
+    A message starts when its receiver has posted the receive. ``overlaps``: a stage posts receives two passes
+    early, does not wait for what it sends, and runs ahead by two forward passes for each stage after it. If
+    not, it behaves as the schedules of ``torch.distributed.pipelining``. Between a forward and a backward
+    pass, it then waits for its own message.
     """
-    is_1f1b = order == "1F1B" and batches >= len(stages)
-    pipeline_s = _Simulation(stages, batches, is_1f1b=is_1f1b, overlaps=overlaps).run()
+    pipeline_s = _Simulation(stages, batches, order, overlaps=overlaps).run()
     busy = tuple(batches * (stage.forward_s + stage.backward_s) for stage in stages)
     slowest = max(range(len(stages)), key=lambda place: busy[place])
     bound_s, limit = busy[slowest], stages[slowest].name
@@ -215,35 +217,53 @@ class _Pass(NamedTuple):
 class _Simulation:
     """Passes and messages of one step; each gets its time when all that it waits for have theirs."""
 
-    def __init__(self, stages: Sequence[StageTime], batches: int, *, is_1f1b: bool, overlaps: bool) -> None:
-        self._stages, self._is_1f1b, self._overlaps = stages, is_1f1b, overlaps
-        self._passes = [_order_of(place, len(stages), batches, is_1f1b) for place in range(len(stages))]
-        self._next = [0] * len(stages)
-        self._free = [0.0] * len(stages)  # when a stage is done with all passes before its next one
+    def __init__(
+        self, stages: Sequence[StageTime], batches: int, order: StageOrder, *, overlaps: bool
+    ) -> None:
+        self._stages, self._overlaps = stages, overlaps
+        count = len(stages)
+        # torch's 1F1B needs a micro-batch for each stage.
+        self._is_1f1b = order == "1F1B" and (overlaps or batches >= count)
+        ahead = [
+            (_AHEAD if overlaps else 1) * (count - 1 - place) + 1 if self._is_1f1b else batches
+            for place in range(count)
+        ]
+        self._passes = [_order_of(place, min(ahead[place], batches), batches) for place in range(count)]
+        self._needed_by = {
+            source: number
+            for passes in self._passes
+            for number, current in enumerate(passes)
+            if (source := self._source(current)) is not None
+        }
+        self._ends: list[list[float]] = [[] for _ in stages]  # when a stage was done with each pass
         self._ready: dict[_Pass, float] = {}  # when a message could be sent
-        self._awaited: dict[_Pass, float] = {}  # when its receiver waits for it
         self._sent: dict[_Pass, float] = {}  # when its last byte has left
 
     def run(self) -> float:
         """Return the seconds until the last pass has ended."""
         places = range(len(self._stages))
-        while any(self._next[place] < len(self._passes[place]) for place in places):
-            before = list(self._next)
-            for place in places:
-                while self._next[place] < len(self._passes[place]) and self._advance(place):
-                    pass
-            assert before != self._next, "the stages of a pipeline wait for each other"
-        return max(self._free)
+        left = sum(map(len, self._passes))
+        while left:
+            done = sum(self._advance_all(place) for place in places)
+            assert done, "the stages of a pipeline wait for each other"
+            left -= done
+        return max(ends[-1] for ends in self._ends)
+
+    def _advance_all(self, place: int) -> int:
+        """Give times to the next passes of a stage, and return how many got one."""
+        before = len(self._ends[place])
+        while len(self._ends[place]) < len(self._passes[place]) and self._advance(place):
+            pass
+        return len(self._ends[place]) - before
 
     def _advance(self, place: int) -> bool:
         """Give the next pass of a stage its time; return False if it still waits for another stage."""
-        number = self._next[place]
-        current = self._passes[place][number]
-        last = self._passes[place][number - 1] if number else None
-        start = self._free[place]
+        ends = self._ends[place]
+        current = self._passes[place][len(ends)]
+        last = self._passes[place][len(ends) - 1] if ends else None
+        start = ends[-1] if ends else 0.0
         source = self._source(current)
         if source is not None:
-            self._awaited.setdefault(source, start)
             if not self._send(source):
                 return False
             start = max(start, self._sent[source] + self._link(source)[1])
@@ -258,8 +278,7 @@ class _Simulation:
             if not self._send(last):
                 return False
             end = max(end, self._sent[last])
-        self._free[place] = end
-        self._next[place] += 1
+        ends.append(end)
         if self._has_receiver(current):
             self._ready[current] = end
         return True
@@ -268,12 +287,14 @@ class _Simulation:
         """Give a message its time; return False if its sender or its receiver has none yet."""
         if message in self._sent:
             return True
-        if message not in self._ready or (not self._overlaps and message not in self._awaited):
+        ends = self._ends[message.place + (1 if message.kind == "forward" else -1)]
+        posted = self._needed_by[message] - (_POSTED if self._overlaps else 0)
+        if message not in self._ready or len(ends) < posted:
             return False
         seconds, latency_s = self._link(message)
-        start = self._ready[message]
-        if not self._overlaps:  # the sender offers it, and the receiver answers when it waits
-            start = max(start + latency_s, self._awaited[message]) + latency_s
+        # The sender offers it, and the receiver answers when it has posted the receive.
+        posted_s = ends[posted - 1] if posted > 0 else 0.0
+        start = max(self._ready[message] + latency_s, posted_s) + latency_s
         before = message._replace(number=message.number - 1)
         self._sent[message] = max(start, self._sent.get(before, 0.0)) + seconds
         return True
@@ -296,13 +317,10 @@ class _Simulation:
         return 0 <= place < len(self._stages)
 
 
-def _order_of(place: int, stages: int, batches: int, is_1f1b: bool) -> list[_Pass]:
-    """Return the passes of a stage in their order."""
+def _order_of(place: int, ahead: int, batches: int) -> list[_Pass]:
+    """Return the passes of a stage in their order; ``ahead``: forward passes before the first backward."""
     forwards = [_Pass(place, "forward", number) for number in range(batches)]
     backwards = [_Pass(place, "backward", number) for number in range(batches)]
-    if not is_1f1b:
-        return [*forwards, *backwards]
-    ahead = min(stages - place, batches)
     order = forwards[:ahead]
     for backward, forward in zip(backwards, forwards[ahead:], strict=False):
         order += [backward, forward]
