@@ -130,18 +130,17 @@ def price_rivals(problem: SplitProblem) -> tuple[Rival, ...]:
     if not problem.speeds:
         return ()
     numbers = range(len(problem.machines))
-    alone = [_alone(problem, number) for number in numbers]
-    rivals = [_best(alone)]
-    if rivals[0].step_s is None:
-        rivals += [
-            _best([_offloaded(problem, number, kind) for number in numbers])
-            for kind in ("memory", "disk")
-            if kind == "disk" or any(machine.host_bytes for machine in problem.machines)
-        ]
+    alone = _best([_alone(problem, number) for number in numbers])
+    rivals = [*_fewer(problem), alone]
+    for kind in ("memory", "disk"):
+        if kind == "disk" or any(machine.host_bytes for machine in problem.machines):
+            offloaded = _best([_offloaded(problem, number, kind) for number in numbers])
+            is_faster = offloaded.step_s is not None and offloaded.step_s < (alone.step_s or 0.0)
+            if alone.step_s is None or is_faster:
+                rivals.append(offloaded)
     if len(problem.machines) > 1:
         rivals.append(_sharded(problem))
-    fewer = list(_fewer(problem))
-    return (*fewer, *rivals)
+    return tuple(rivals)
 
 
 def recommend(split: SplitPrice | None, rivals: Sequence[Rival]) -> str:
@@ -149,26 +148,35 @@ def recommend(split: SplitPrice | None, rivals: Sequence[Rival]) -> str:
     possible = sorted(
         ((rival.step_s, rival) for rival in rivals if rival.step_s is not None), key=lambda pair: pair[0]
     )
+    if not possible and split is None:
+        return "The model fits on none of these machines, nor on all of them together."
+    if not possible and split is not None:
+        return (
+            f"The split is the only way on these machines: {format_duration(split.step.step_s)} for a step."
+        )
+    seconds, best = possible[0]
     if split is None:
-        if not possible:
-            return "The model fits on none of these machines, nor on all of them together."
-        seconds, best = possible[0]
-        return f"A split is not possible here. {best.name} would take {format_duration(seconds)} for a step."
+        rest = "A split over all machines is not possible here."
+        return f"{rest} {_capital(best.name)} would take {format_duration(seconds)} for a step."
     split_s = split.step.step_s
-    if not possible:
-        return f"The split is the only way on these machines: {format_duration(split_s)} for a step."
-    simple = [pair for pair in possible if pair[1].kind == "alone" and pair[0] <= _SIMPLER * split_s]
+    near_s = _SIMPLER * min(seconds, split_s)
+    simple = [pair for pair in possible if pair[1].kind in ("alone", "fewer") and pair[0] <= near_s]
+    simple.sort(key=lambda pair: pair[1].kind)  # one machine alone is the simplest
+    if not simple and split_s <= seconds:
+        return (
+            f"The split is the right choice: {format_duration(split_s)} for a step. The next best, "
+            f"{best.name}, would take {format_duration(seconds)}, {seconds / split_s:.1f} times as long."
+        )
     seconds, best = simple[0] if simple else possible[0]
-    figures = f"{format_duration(seconds)} for a step, and the split {format_duration(split_s)}"
-    if best.kind == "fewer" and seconds < split_s:
-        return f"Leave machines out: {best.name} takes {figures}."
-    if simple or seconds < split_s:
-        simpler = ", and is simpler" if simple and seconds >= split_s else ""
-        return f"A split is not the right choice here: {best.name} takes {figures}{simpler}."
-    return (
-        f"The split is the right choice: {format_duration(split_s)} for a step. The next best, {best.name}, "
-        f"would take {format_duration(seconds)}, {seconds / split_s:.1f} times as long."
-    )
+    figures = f"{format_duration(seconds)} for a step, and the split over all {format_duration(split_s)}"
+    simpler = ". It is simpler" if simple and seconds >= split_s else ""
+    if best.kind == "fewer":
+        return f"Leave machines out: {best.name} takes {figures}{simpler}."
+    return f"A split is not the right choice here: {best.name} takes {figures}{simpler}."
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _best(rivals: Sequence[Rival]) -> Rival:

@@ -73,7 +73,7 @@ def test_model_that_does_not_fit_says_what_is_missing(capsys: pytest.CaptureFixt
     shown = words(capsys.readouterr().out)
     assert "It cannot be split over these machines: the model needs 17.1 GiB" in shown
     assert "more than all have: mac 4 GiB, nas 4 GiB." in shown
-    assert "A split is not possible here. mac alone, with weights on its disk would take" in shown
+    assert "A split over all machines is not possible here. Mac alone, with weights on its disk" in shown
 
 
 def test_machine_that_is_enough_is_recommended() -> None:

@@ -65,7 +65,14 @@ def test_equally_fast_machine_alone_is_preferred_because_it_is_simpler() -> None
     alone = Rival("pc alone", "alone", 10.0, "")
     split = price_split(problem(machine("pc", 12, 0.1), machine("nas", 12, 0.1)), (0, 1))
     near = split._replace(step=split.step._replace(step_s=9.5))
-    assert "and is simpler" in recommend(near, [alone])
+    assert recommend(near, [alone]).endswith("and the split over all 9.5 s. It is simpler.")
+    fewer = Rival("a split over pc and nas only", "fewer", 9.6, "")
+    assert recommend(near, [fewer, alone]).startswith("A split is not the right choice here: pc alone")
+    assert recommend(near, [fewer]).startswith("Leave machines out: a split over pc and nas only takes 9.6 s")
+    memory = Rival("pc alone, with weights in its computer's memory", "memory", 3.0, "")
+    assert recommend(near, [fewer, alone, memory]).startswith(
+        "A split is not the right choice here: pc alone, with weights in its computer's memory takes 3 s"
+    )
     far = split._replace(step=split.step._replace(step_s=5.0))
     assert recommend(far, [alone]) == (
         "The split is the right choice: 5 s for a step. The next best, pc alone, would take 10 s, "
@@ -91,6 +98,12 @@ def test_offload_reads_what_does_not_fit_once_per_pass() -> None:
     assert "measured" in memory.why
     assert disk.why.startswith("it reads 2 times 10")
     assert disk.why.endswith("at 3 GB/s (assumed)")
+
+
+def test_offload_on_a_fast_machine_is_priced_though_a_slow_one_holds_the_model() -> None:
+    rivals = by_kind(price_rivals(problem(machine("pc", 12, 0.01, host=32), machine("nas", 64, 0.5))))
+    assert rivals["alone"].name == "nas alone"
+    assert rivals["memory"].name.startswith("pc alone")
 
 
 def test_offload_to_memory_needs_that_memory() -> None:
@@ -160,7 +173,7 @@ def test_model_that_fits_nowhere_is_said() -> None:
     rivals = price_rivals(tiny)
     assert by_kind(rivals)["disk"].step_s is not None
     assert recommend(None, rivals).startswith(
-        "A split is not possible here. a alone, with weights on its disk"
+        "A split over all machines is not possible here. A alone, with weights on its disk would take "
     )
     assert recommend(None, []) == "The model fits on none of these machines, nor on all of them together."
 
