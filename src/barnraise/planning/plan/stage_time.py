@@ -179,8 +179,8 @@ def predict_split_step(
     """Predict a step of ``batches`` micro-batches through these stages.
 
     A message starts when its receiver has posted the receive. ``overlaps``: a stage posts receives two passes
-    early, does not wait for what it sends, and runs ahead by two forward passes for each stage after it. If
-    not, it behaves as the schedules of ``torch.distributed.pipelining``. Between a forward and a backward
+    early, and does not wait for what it sends. It runs ahead by two forward passes for each stage after it.
+    If not, it behaves as the schedules of ``torch.distributed.pipelining``. Between a forward and a backward
     pass, it then waits for its own message.
     """
     pipeline_s = _Simulation(stages, batches, order, overlaps=overlaps).run()
