@@ -153,6 +153,30 @@ def check_history(history: dict[str, Any], expected: dict[int, float]) -> None:
     assert {"failure", "died"} & {event["kind"] for event in history["events"]}
 
 
+def test_dry_run_places_the_model_and_trains_nothing(folders: tuple[Path, Path]) -> None:
+    project, marks = folders
+    words = ("run", "--env", "agent", "--dry-run", "train.py", str(marks))
+    with LocalAgents(3) as agents:
+        agents.form()
+        done = agents.type(0, *words, folder=project, timeout=PATIENCE_S)
+        report = json.loads(
+            agents.type(0, *words, "--json", folder=project, timeout=PATIENCE_S).stdout or "{}"
+        )
+    assert done.returncode == 0, done.stderr
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    text = " ".join(done.stdout.split())
+    assert "The model has 5 blocks, which are its layers" in text
+    assert "8 samples in 4 pieces, called micro-batches" in text
+    assert "Predicted: " in text
+    assert "FSDP2 over h0, h1 and h2" in text
+    assert {stage["machine"] for stage in report["stages"]} <= {"h0", "h1", "h2"}
+    assert report["step"]["step_s"] > 0
+    assert all(machine["block_s"] > 0 for machine in report["machines"])
+    assert list(marks.glob("losses-*")) == []
+    assert list(marks.glob("*.safetensors")) == []
+    assert sorted(path.name for path in project.iterdir()) == ["block_model.py", "train.py"]
+
+
 def train_alone(project: Path, marks: Path) -> dict[str, torch.Tensor]:
     """Train in one process without an agent, and return the trained weights."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("BARNRAISE_")}

@@ -47,10 +47,11 @@ from barnraise.training.pipeline.members.member_stage import MemberStage, SplitT
 from barnraise.training.pipeline.members.operation_turns import NextOperation, OperationKind, choose_turn
 from barnraise.training.pipeline.members.state_exchange import StateExchange
 from barnraise.training.pipeline.passes.schedule import MicroBatchWork, run_alone, run_stage
+from barnraise.training.pipeline.prediction.forecast import SplitForecast
 from barnraise.training.pipeline.split_checkpoint import SplitCheckpoint
 from barnraise.training.pipeline.stage import Stage
 from barnraise.training.pipeline.weights import StageWeights
-from barnraise.training.record.split_record import SplitRecord
+from barnraise.training.record.split_record import PlannedStep, SplitRecord
 from barnraise.training.recovery.failures import exit_without_state, raise_if_permanent
 from barnraise.training.state.adapter import describe_adapter
 from barnraise.training.state.checkpoint_manager import CheckpointManager
@@ -89,6 +90,7 @@ class SplitLoop:
         self._device, self._checkpoints = device, checkpoints
         self.adapter = describe_adapter(task.model)  # while the model has all its parts
         self._kept = SplitCheckpoint(self.adapter)
+        self.forecast = SplitForecast(manager, task.parts, task.order)
         self._count = len(task.outline.blocks)
         self._held = MemberStage(task, weights, self._kept)
         self._exchange = StateExchange(self._held.names_of_unit, self._held.trained)
@@ -101,7 +103,6 @@ class SplitLoop:
         self._performed = 0  # operations since the newest step
         self._work: tuple[int, list[MicroBatchWork]] = (-1, [])
         self._shapes: dict[object, tuple[int, ...]] = {}
-        self._block_s = 0.0
         self._memory_bytes = 0
         self._base_bytes = 0  # of programs, before any weights are loaded
 
@@ -131,7 +132,7 @@ class SplitLoop:
                 loss = run_alone(stage, work, self._seed)
             else:
                 loss = run_stage(stage, work, self._task.codec, self._seed, self._task.order)
-        self._block_s = stage.busy_s / (len(work) * (stage.end - stage.first)) if work else 0.0
+        self.forecast.note_step(stage.busy_s, len(work), (stage.first, stage.end))
         with phases.measure("communication"):
             self._exchange_gradients()
         with phases.measure("vote"):
@@ -316,7 +317,7 @@ class SplitLoop:
     def _regroup(self) -> bool:
         """Take a stage in this group. Return False if the model does not fit on its machines for now."""
         manager = self._manager
-        members = self._exchange_holdings()
+        members = self.exchange_reports()
         units = self._count + 2
         decision = decide_regroup(members, units)
         if not decision.holders and not manager.is_first_start:
@@ -344,6 +345,7 @@ class SplitLoop:
             while manager.newest_generation() <= manager.generation:
                 time.sleep(_POLL_S)
             return False
+        self.forecast.predict(placement.runs, len(self._data.microbatches(0)), decision.done)
         self._adopt(members, decision, placement)
         if manager.world > 1:
             manager.group.make_default()
@@ -385,6 +387,12 @@ class SplitLoop:
         self.record.state_origin = "checkpoint"
         return decision._replace(done=done, holders=dict.fromkeys(range(self._count + 2), rank))
 
+    def exchange_reports(self) -> list[MemberHoldings]:
+        """Exchange what each member of the group holds, and the speeds of machines and links."""
+        members = self._exchange_holdings()
+        self.forecast.exchange()
+        return members
+
     def _exchange_holdings(self) -> list[MemberHoldings]:
         self._memory_bytes = self._memory()
         own = MemberHoldings(
@@ -395,7 +403,7 @@ class SplitLoop:
             self.factor,
             self.loss,
             self._memory_bytes,
-            self._block_s,
+            self.forecast.block.block_s,
             self._model_hash,
         )
         messages = self._manager.group.all_gather_bytes(msgspec.msgpack.encode(own))
@@ -414,7 +422,9 @@ class SplitLoop:
     def _place(self, members: Sequence[MemberHoldings]) -> StagePlacement:
         manager = self._manager
         machines = [
-            StageMachine(manager.name_of(rank), member.memory_bytes, member.block_s)
+            StageMachine(
+                manager.name_of(rank), member.memory_bytes, member.block_s, self.forecast.link_s(rank)
+            )
             for rank, member in enumerate(members)
         ]
         placement = place_stages(self._task.parts, machines, len(self._data.microbatches(0)))
@@ -460,7 +470,9 @@ class SplitLoop:
             held.load(states, schedule)
         self.done, self.loss, self.runs, self._mirrors = decision.done, decision.loss, runs, mirrors.mirrors
         names = [manager.name_of(rank) for rank in range(manager.world)] if manager.rank == 0 else []
-        self.record.place(self.done, runs, names, placement.why)
+        plan = self.forecast.plan
+        why = (*placement.why, *mirrors.why, *([plan.step.sentence] if plan is not None else []))
+        self.record.place(self.done, runs, names, why, plan.planned if plan is not None else PlannedStep())
         if decision.apply_factor is not None:
             self.factor = decision.apply_factor
         self._manager.group.all_gather_bytes(b"")  # all have their state

@@ -11,7 +11,6 @@ import torch
 from torch.utils.data import DataLoader
 
 from barnraise.core.errors import RunError
-from barnraise.training.autotune.profiler import is_dry_run
 from barnraise.training.device_placement import device_of_worker
 from barnraise.training.group.interface import GroupManager
 from barnraise.training.metrics import MetricsLog
@@ -100,11 +99,6 @@ class SplitSession:
             raise RunError(
                 "run.split was called after run.prepare, run.map, run.track or run.split, or at a hub",
                 hint="Call it alone, and once.",
-            )
-        if is_dry_run():
-            raise RunError(
-                "a dry run does not measure split models yet",
-                hint="Start the run without --dry-run; it prints what each machine computes.",
             )
         path = Path(weights) if weights is not None else None
         options = SplitOptions(optimizer, path, scheduler, blocks, loss, weight, order, activations)

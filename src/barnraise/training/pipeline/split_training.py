@@ -18,14 +18,19 @@ from barnraise.checkpoint.serialization import decode_tensor, encode_tensor
 from barnraise.core.errors import RunError
 from barnraise.planning.plan.stage_placement import ModelParts, PartSize
 from barnraise.runs.sharding import MicroBatch
+from barnraise.training.autotune.profiler import is_dry_run
 from barnraise.training.data.loader import MicroBatchLoader
+from barnraise.training.device_placement import move_batch
 from barnraise.training.group.agent_client import WorkerId
 from barnraise.training.group.interface import GroupManager
 from barnraise.training.metrics import MetricsLog
+from barnraise.training.pipeline.machine_memory import usable_memory, used_memory
 from barnraise.training.pipeline.members.member_stage import SplitTask
 from barnraise.training.pipeline.outline import LossFunction, ModelOutline, find_blocks, trace_outline
 from barnraise.training.pipeline.passes.activations import ACTIVATIONS, ActivationCodec, Activations
 from barnraise.training.pipeline.passes.order import ORDERS, Order
+from barnraise.training.pipeline.prediction.block_probe import ProbedModel
+from barnraise.training.pipeline.prediction.dry_run import end_dry_run
 from barnraise.training.pipeline.split_loop import SplitLoop
 from barnraise.training.pipeline.trained_state import OptimizerFactory, SchedulerFactory
 from barnraise.training.pipeline.weights import StageWeights, WeightFiles
@@ -105,10 +110,11 @@ class SplitTraining:
                 {name: value.to(device) for name, value in buffers._buffers.items() if value is not None}
             )
         model.train()
+        self._parts = measure_parts(model, outline)
         task = SplitTask(
             model,
             outline,
-            measure_parts(model, outline),
+            self._parts,
             loss,
             options.weight or tokens_of,
             options.optimizer,
@@ -119,6 +125,10 @@ class SplitTraining:
         self._checkpoints = checkpoints
         record = SplitRecord(metrics)
         self.loop = SplitLoop(manager, task, weights, self.data, device, checkpoints, record)
+        self._probed: ProbedModel | None = ProbedModel(
+            model, outline, weights, loss, move_batch(sample, device)
+        )
+        self._device = device
 
     def start(self, session: TrainingStatus) -> None:
         """Join the group, and report the progress from now on."""
@@ -134,9 +144,20 @@ class SplitTraining:
         recorder.total_steps = lambda: session.total_steps
         recorder.attach(self._checkpoints)
         record.on_placement.append(recorder.note_placement)
+        if worker is not None or is_dry_run():
+            self._measure()  # while the others of the group still train
         atexit.register(self._manager.close)
         self._manager.wait_for_admission()
+        if is_dry_run():
+            end_dry_run(self.loop, self._manager, self._parts, self.data)
         self.loop.join_next_group(None)
+
+    def _measure(self) -> None:
+        """Measure the speed of this machine, before it has a stage."""
+        probed, self._probed = self._probed, None
+        if probed is not None:
+            free = usable_memory(self._device) - used_memory(self._device)
+            self.loop.forecast.probe(probed, free // 2, self._device)
 
     @property
     def epoch(self) -> int:

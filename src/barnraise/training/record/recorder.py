@@ -33,6 +33,7 @@ from barnraise.training.record.entry_writer import EntryWriter, Item, node_of
 from barnraise.training.record.phase_clock import PhaseClock
 from barnraise.training.record.share_counter import ShareCounter
 from barnraise.training.record.sinks import RecordSink
+from barnraise.training.record.split_record import PlacementNote
 from barnraise.training.record.step_counters import StepCounters
 from barnraise.training.record.step_trace import TracedStep, open_trace
 from barnraise.training.state.checkpoint_manager import CheckpointManager
@@ -183,10 +184,11 @@ class RunRecorder:
             )
         )
 
-    def note_placement(self, name: str, blocks: str, why: str) -> None:
-        """Queue the placement of a split model that rank 0 has chosen; ``blocks``: of each machine."""
-        words = printable(name)[:_MAX_WORD], printable(blocks)[:_MAX_WORD]
-        self._writer.put(PlanAdopted(time.time(), self._steps.done, *words, printable(why)[:_MAX_SENTENCE]))
+    def note_placement(self, note: PlacementNote) -> None:
+        """Queue the placement of a split model that rank 0 has chosen."""
+        words = printable(note.title)[:_MAX_WORD], printable(note.blocks)[:_MAX_WORD]
+        why = printable(note.why)[:_MAX_SENTENCE]
+        self._writer.put(PlanAdopted(time.time(), self._steps.done, *words, why, *note.step))
 
     def close(self) -> None:
         """Write the rest, with this worker's values of the last step, when the script ends."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, NamedTuple, Protocol
 
 import torch
 from msgspec import Meta
@@ -39,6 +39,25 @@ class MeasuredStage(Protocol):
     sent_bytes: int
 
 
+class PlannedStep(NamedTuple):
+    """Predicted step of a placement. ``step_s``: 0 if unknown. ``phases_s``: seconds by PHASES."""
+
+    step_s: float = 0.0
+    phases_s: tuple[float, ...] = ()
+
+
+_UNKNOWN = PlannedStep()
+
+
+class PlacementNote(NamedTuple):
+    """Placement of a split model in words. ``blocks``: of each machine. ``why``: its reasons."""
+
+    title: str
+    blocks: str
+    why: str
+    step: PlannedStep
+
+
 class SplitRecord:
     """Commits of one worker. ``phases``: where the time since the last one went.
 
@@ -53,7 +72,7 @@ class SplitRecord:
         self.on_commit: list[Callable[[], None]] = []
         self.on_checkpoint: list[Callable[[], None]] = []  # called before the state is saved
         self.on_handover: list[Callable[[], None]] = []  # called before new workers train with the state
-        self.on_placement: list[Callable[[str, str, str], None]] = []  # name, blocks of machines, reason
+        self.on_placement: list[Callable[[PlacementNote], None]] = []
         self.phases = PhaseClock()
         self.assigned: tuple[int, ...] = ()
         self.speeds: list[float] = []
@@ -121,7 +140,12 @@ class SplitRecord:
             callback()
 
     def place(
-        self, done: int, runs: Sequence[tuple[int, int]], names: Sequence[str], why: Sequence[str]
+        self,
+        done: int,
+        runs: Sequence[tuple[int, int]],
+        names: Sequence[str],
+        why: Sequence[str],
+        step: PlannedStep = _UNKNOWN,
     ) -> None:
         """Note the blocks of each rank in a new group, which starts after ``done`` steps.
 
@@ -135,7 +159,7 @@ class SplitRecord:
             pairs = zip(names, runs, strict=True)
             blocks = "; ".join(f"{name}: blocks {first + 1} to {end}" for name, (first, end) in pairs)
             for callback in self.on_placement:
-                callback(title, blocks, "; ".join(why))
+                callback(PlacementNote(title, blocks, "; ".join(why), step))
 
     def count_moved(self, states: Mapping[str, Any]) -> None:
         """Count trained state that this worker has received because the blocks were placed anew."""

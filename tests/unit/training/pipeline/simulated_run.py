@@ -20,7 +20,6 @@ from safetensors.torch import load_file
 
 from barnraise.checkpoint.serialization import FlatState
 from barnraise.core.errors import CollectiveError, PeerLost
-from barnraise.topology.graph import TopologyGraph
 from barnraise.training.group.single import CompletedWork, SingleWorkerManager
 from barnraise.training.pipeline import split_loop, split_training
 from barnraise.training.pipeline.passes.activations import ActivationCodec
@@ -43,6 +42,13 @@ class StateLost(BaseException):
     """The end of a thread whose machine has no state to continue from."""
 
 
+class Operation(NamedTuple):
+    """Operation that a worker has performed in a group; ``what``: in words."""
+
+    generation: int
+    what: str
+
+
 class Fault(NamedTuple):
     """Fault of a worker at one of its operations. A machine dies with all its workers."""
 
@@ -59,6 +65,20 @@ class _Generation:
         self.gone: set[str] = set()
         self.gathers: dict[int, dict[int, bytes]] = defaultdict(dict)
         self.channels: dict[tuple[int, int], deque[torch.Tensor]] = defaultdict(deque)
+
+
+class _Link(NamedTuple):
+    """Measured link between two machines."""
+
+    mbps: float = 8000.0
+    rtt_s: float = 0.0002
+
+
+class _Survey:
+    """Topology in which all links are alike, so that nothing is measured."""
+
+    def link(self, *ends: str) -> _Link:
+        return _Link()
 
 
 class _Receive:
@@ -168,8 +188,8 @@ class SimulatedManager(SingleWorkerManager):
         if reason:
             self.waits_for.append(reason)
 
-    def survey(self) -> TopologyGraph:
-        return TopologyGraph()
+    def survey(self) -> Any:
+        return self.run.survey
 
 
 class MemoryCheckpoints(CheckpointManager):
@@ -224,7 +244,8 @@ class SimulatedRun:
         self.changed = threading.Condition()
         self.later, self._places = dict(later or {}), dict(places or {})
         self._faults = {(fault.machine, fault.operation): fault.kind for fault in faults}
-        self.operations: dict[str, list[str]] = {name: [] for name in machines}
+        self.operations: dict[str, list[Operation]] = {name: [] for name in machines}
+        self.survey = _Survey()
         self.leaving: set[str] = set()
         self.members: tuple[str, ...] = ()
         self.generations: list[str] = []
@@ -266,7 +287,7 @@ class SimulatedRun:
         """Perform an operation of a worker, with its fault."""
         self._die_with_machine(machine)
         number = len(self.operations[machine])
-        self.operations[machine].append(what)
+        self.operations[machine].append(Operation(self.managers[machine].generation, what))
         kind = self._faults.get((machine, number), "")
         if not kind.endswith("-after"):
             self._fail(kind)

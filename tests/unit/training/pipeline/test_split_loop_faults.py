@@ -27,6 +27,7 @@ from tests.unit.training.pipeline.simulated_run import (
 from tests.unit.training.pipeline.split_workers import train
 
 STEP = 20  # an operation of the first worker in the second step
+ALL_HAVE_THEIRS = "all-gather of 0 bytes"
 LOST = Fault("c", 30, "die")
 
 
@@ -98,9 +99,8 @@ def test_machine_with_two_workers_is_mirrored_elsewhere(tmp_path: Path, expected
 def operations_of_regroup(run: SimulatedRun, machine: str) -> range:
     """Return the numbers of a worker's operations in its second group, up to its first step."""
     performed = run.operations[machine]
-    starts = [number for number, what in enumerate(performed) if what == "all-gather of 0 bytes"]
-    gathers = [number for number in range(starts[1]) if performed[number].startswith("all-gather")]
-    return range(gathers[-2], starts[1] + 1)
+    numbers = [number for number, each in enumerate(performed) if each.generation == 2]
+    return range(numbers[0], next(each for each in numbers if performed[each].what == ALL_HAVE_THEIRS) + 1)
 
 
 @pytest.fixture(scope="module")
