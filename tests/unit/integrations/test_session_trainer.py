@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from barnraise.agent_client.profile import DRY_RUN, PROFILE_FILE, decode_profile
+from barnraise.agent_client.profile import DRY_RUN, PROFILE_FILE, StepProfile, decode_profile
 from barnraise.checkpoint.serialization import FlatState
 from barnraise.core.errors import ProtocolError, RunError
 from barnraise.training.session import Session
@@ -265,6 +265,7 @@ def test_dry_run_measures_a_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(SystemExit):
         shared(tmp_path / "out", session(LoneWorker())).train()
     profile = decode_profile((tmp_path / PROFILE_FILE).read_bytes())
+    assert isinstance(profile, StepProfile)
     assert (profile.batch, profile.unit) == (8, 1)
     (worker,) = profile.workers
     assert worker.samples > 0

@@ -11,7 +11,13 @@ import click
 import msgspec
 from msgspec.structs import replace
 
-from barnraise.agent_client.profile import DRY_RUN, PROFILE_FILE, StepProfile, decode_profile
+from barnraise.agent_client.profile import (
+    DRY_RUN,
+    PROFILE_FILE,
+    SplitProfile,
+    StepProfile,
+    decode_profile,
+)
 from barnraise.agent_client.run_options import (
     MAX_TITLE,
     RunOptions,
@@ -39,6 +45,7 @@ from barnraise.cli.agent_call import ask, offer_agent
 from barnraise.cli.plan.options import PlanOptions
 from barnraise.cli.plan.parse import check, levels_of
 from barnraise.cli.plan.plan import run_measured
+from barnraise.cli.plan.split import run_split
 from barnraise.cli.runs.adapt import refuse_separate_training, warn_of_plain_trainer
 from barnraise.cli.runs.data_sets import read_data
 from barnraise.cli.runs.environment_choice import choose_environment
@@ -114,7 +121,7 @@ def run(script: str, arguments: Sequence[str], chosen: RunOptions, options: RunC
     if options.dry_run:
         row = watch(started.run, all_ranks=options.all_output, stops=True, echo=partial(click.echo, err=True))
         code = say_end(row, all_output=options.all_output)
-        return code or run_measured(_profile(row, store), on=options.on, wishes=options.wishes)
+        return code or _show_profile(_profile(row, store), options)
     row = watch(started.run, all_ranks=options.all_output, stops=True)
     return conclude(row, store, folder, all_output=options.all_output)
 
@@ -206,13 +213,20 @@ def _own_variables(options: RunCommandOptions) -> list[tuple[str, str]]:
 
 def _check_session(sources: Mapping[str, bytes], script: str) -> None:
     """Check that the script uses a session; without one, a dry run would train to the end."""
-    if not any(b"barnraise" in source and b".prepare(" in source for source in sources.values()):
+    sessions = [source for source in sources.values() if b"barnraise" in source]
+    if not any(b".prepare(" in source or b".train_step(" in source for source in sessions):
         raise RunError(
             f"{script} does not train in a session, so a dry run has nothing to measure", hint=_BY_SIZE
         )
 
 
-def _profile(row: RunRow, store: ArtifactStore) -> StepProfile:
+def _show_profile(profile: StepProfile | SplitProfile, options: RunCommandOptions) -> int:
+    if isinstance(profile, SplitProfile):
+        return run_split(profile, wishes=options.wishes)
+    return run_measured(profile, on=options.on, wishes=options.wishes)
+
+
+def _profile(row: RunRow, store: ArtifactStore) -> StepProfile | SplitProfile:
     """Read the measurements of rank 0; all other files of the dry run are ignored."""
     response = ask(ResultsRequest(row.run), ResultsResponse, timeout_s=600.0, offer_start=False)
     manifest = store.manifest(response.manifest) if response.manifest else None

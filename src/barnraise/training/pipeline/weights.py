@@ -23,6 +23,7 @@ log = logging.getLogger("barnraise.training")
 
 _WRAPPERS = ("base_model.model.", "_orig_mod.")
 _LAYERS = (".base_layer", ".modules_to_save.default", ".original_module")
+_PATTERN = 1 << 20  # random values that are repeated
 
 
 class WeightFiles:
@@ -105,6 +106,18 @@ class StageWeights:
                 self._move(name)
         for name in missing:
             self._move(name)
+
+    def load_random(self, names: Iterable[str]) -> None:
+        """Give memory and small random values to these parameters, without reading a file."""
+        pattern = torch.randn(_PATTERN) * 0.02
+        for name in names:
+            value = torch.zeros_like(self._parameter(name), device=self._device)
+            if value.is_floating_point():
+                flat = value.view(-1)
+                for start in range(0, len(flat), _PATTERN):
+                    part = flat[start : start + _PATTERN]
+                    part.copy_(pattern[: len(part)])
+            self._set(name, value)
 
     def drop(self, names: Iterable[str]) -> None:
         """Free the memory of these parameters."""

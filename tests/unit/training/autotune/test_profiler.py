@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from barnraise.agent_client.profile import DRY_RUN, PROFILE_FILE, decode_profile
+from barnraise.agent_client.profile import DRY_RUN, PROFILE_FILE, StepProfile, decode_profile
 from barnraise.training.group.agent_client import WorkerId
 from barnraise.training.state.checkpoint_manager import CheckpointLocations
 
@@ -56,6 +56,7 @@ def test_dry_run_measures_epoch_without_saving(tmp_path: Path) -> None:
     assert run(tmp_path, "1000", "half") == ""
     assert sorted(path.name for path in tmp_path.iterdir()) == [PROFILE_FILE, "train.py"]
     profile = decode_profile((tmp_path / PROFILE_FILE).read_bytes())
+    assert isinstance(profile, StepProfile)
     assert (profile.batch, profile.unit) == (16, 4)
     assert profile.parameters == 16 * 4 + 4
     assert profile.gradient_bytes == 4 * profile.parameters  # summed in float32

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from barnraise.agent_client.profile import DRY_RUN
+from barnraise.agent_client.profile import DRY_RUN, PROFILE_FILE, SplitProfile, decode_profile
 from barnraise.core.errors import RunError
 from barnraise.training.group.single import SingleWorkerManager
 from barnraise.training.session import Session
 from barnraise.training.state.checkpoint_manager import CheckpointManager
-from tests.unit.training.pipeline.block_model import BlockModel, loader, write_base
+from tests.unit.training.pipeline.block_model import BLOCKS, WIDTH, BlockModel, loader, write_base
 
 
 def make_session() -> Session:
@@ -63,8 +63,8 @@ def test_other_ways_to_train_are_refused_beside_it(base: Path) -> None:
     split(run, base)
     with pytest.raises(RunError, match=r"run\.map does not work with a split model"):
         run.map(str, [1])
-    with pytest.raises(RunError, match=r"run\.gather does not work"):
-        run.gather(torch.zeros(1))
+    with pytest.raises(RunError, match=r"run\.weight does not work"):
+        run.weight(2.0)
     with pytest.raises(RunError, match="prepare was called twice"):
         run.prepare(nn.Linear(1, 1), make_optimizer([nn.Parameter(torch.zeros(1))]), loader())
     with pytest.raises(RunError, match=r"called after run\.prepare"):
@@ -93,7 +93,39 @@ def test_trained_parameter_of_two_parts_is_refused(base: Path) -> None:
         split(run, base, model)
 
 
-def test_dry_run_is_refused(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dry_run_measures_and_ends_before_the_first_step(
+    base: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv(DRY_RUN, "1")
-    with pytest.raises(RunError, match="a dry run does not measure split models yet"):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as caught:
         split(make_session(), base)
+    assert caught.value.code == 0
+    profile = decode_profile((tmp_path / PROFILE_FILE).read_bytes())
+    assert isinstance(profile, SplitProfile)
+    assert (profile.batch, profile.batches, profile.order) == (8, 4, "1F1B")
+    assert len(profile.blocks) == BLOCKS
+    (worker,) = profile.workers
+    assert worker.name == "this machine"
+    assert worker.memory_bytes > 0
+    assert 0 < worker.forward_s < 1.0
+    assert 0 < worker.backward_s < 1.0
+    assert profile.rates == ((1e9,),)
+    assert sum(part.trained for part in profile.blocks) == BLOCKS * 4 * 2 * 2 * WIDTH
+
+
+def test_tensors_are_gathered_beside_a_split_model(base: Path) -> None:
+    run = make_session()
+    split(run, base)
+    assert run.gather(torch.tensor(3.0)).tolist() == [3.0]
+
+
+def test_callbacks_of_the_script_follow_each_commit(base: Path) -> None:
+    run = make_session()
+    model, batches = split(run, base)
+    done: list[int] = []
+    run.on_commit(lambda session: done.append(session.done))
+    for _ in run.epochs(1):
+        for batch in batches:
+            model.train_step(batch)
+    assert done == [1, 2, 3]

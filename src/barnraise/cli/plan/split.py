@@ -1,0 +1,234 @@
+"""Dry run of a split model: which machine holds what, what travels, the predicted step, and its rivals."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import click
+
+from barnraise.agent_client.profile import PartBytes, SplitProfile
+from barnraise.cli.plan.options import PlanOptions
+from barnraise.cli.tables import table
+from barnraise.cli.terminal import columns, wrapped
+from barnraise.core.errors import RunError
+from barnraise.core.units import counted, format_duration, format_rate, format_size
+from barnraise.planning.plan.split_rivals import (
+    Rival,
+    SplitMachine,
+    SplitPrice,
+    SplitProblem,
+    price_rivals,
+    price_split,
+    recommend,
+)
+from barnraise.planning.plan.stage_placement import ModelParts, PartSize, stage_bytes
+from barnraise.planning.plan.stage_time import BlockSpeed, LinkRates
+
+_NARROW, _WIDE = 60, 120
+_OTHERS = (
+    "Weights in a computer's memory or on a disk need another program, such as DeepSpeed. The figures of "
+    "these ways favour them: reading and sending are taken to overlap with computing."
+)
+
+
+class SplitReport(NamedTuple):
+    """All that is shown, as text or as one JSON object. ``split``: None if the model does not fit."""
+
+    problem: SplitProblem
+    batch: int
+    split: SplitPrice | None
+    why_not: str
+    rivals: tuple[Rival, ...]
+    recommendation: str
+
+
+def run_split(profile: SplitProfile, *, wishes: PlanOptions) -> int:
+    """Show what the dry run of a split model has measured. Return 1 if the model does not fit."""
+    if wishes.add or wishes.picture is not None:
+        raise RunError(
+            "--add and --picture do not work with a split model yet", hint="Use --dry-run without them."
+        )
+    report = report_of(profile)
+    if wishes.as_json:
+        click.echo(json.dumps(_as_object(report), indent=2))
+    else:
+        click.echo(describe_split(report))
+    return 0 if report.split is not None else 1
+
+
+def _as_object(report: SplitReport) -> dict[str, Any]:
+    """Return the report as one JSON object."""
+    problem, split = report.problem, report.split
+    runs = split.placement.runs if split is not None else ()
+    stages = [
+        {
+            "machine": problem.machines[number].name,
+            "first_block": first + 1,
+            "last_block": end,
+            "busy_s": busy_s,
+        }
+        for number, (first, end), busy_s in (
+            zip(split.machines, runs, split.step.busy_s, strict=True) if split is not None else ()
+        )
+    ]
+    return {
+        "batch": report.batch,
+        "micro_batches": problem.batches,
+        "boundary_bytes": problem.parts.boundary_bytes,
+        "machines": [
+            {"name": machine.name, "memory_bytes": machine.memory_bytes, "block_s": machine.speed.block_s}
+            for machine in problem.machines
+        ],
+        "stages": stages,
+        "step": split.step._asdict() if split is not None else None,
+        "why_not": report.why_not,
+        "rivals": [rival._asdict() for rival in report.rivals],
+        "recommendation": report.recommendation,
+    }
+
+
+def report_of(profile: SplitProfile) -> SplitReport:
+    """Place the model on the machines of a dry run, in their order, and price its rivals."""
+    problem = problem_of(profile)
+    split, why_not = None, ""
+    try:
+        split = price_split(problem, range(len(problem.machines)))
+    except RunError as error:
+        why_not = error.message
+    rivals = price_rivals(problem)
+    return SplitReport(
+        problem=problem,
+        batch=profile.batch,
+        split=split,
+        why_not=why_not,
+        rivals=rivals,
+        recommendation=recommend(split, rivals),
+    )
+
+
+def problem_of(profile: SplitProfile) -> SplitProblem:
+    """Return the measured model, machines and links as the planner takes them."""
+    parts = ModelParts(
+        _size(profile.before),
+        tuple(map(_size, profile.blocks)),
+        _size(profile.after),
+        profile.boundary_bytes,
+    )
+    machines = tuple(
+        SplitMachine(
+            worker.name,
+            worker.memory_bytes,
+            BlockSpeed(worker.forward_s, worker.backward_s, worker.before_s, worker.after_s, worker.around_s),
+            worker.host_bytes,
+            worker.host_rate,
+        )
+        for worker in profile.workers
+    )
+    links = LinkRates(profile.rates, profile.latencies)
+    return SplitProblem(parts, machines, links, profile.batches, profile.order)
+
+
+def describe_split(report: SplitReport, width: int = 0) -> str:
+    """Format a report for people. ``width``: columns of the terminal; 0: detect them."""
+    width = max(_NARROW, min(_WIDE, (width or columns()) - 1))
+    blocks = [wrapped(_model(report.problem), width)]
+    if report.split is None:
+        blocks.append(wrapped(f"It cannot be split over these machines: {report.why_not}.", width))
+    else:
+        blocks.append(_stages(report.problem, report.split, width))
+        if len(report.split.machines) > 1:
+            blocks.append(wrapped(_travel(report), width))
+            blocks.append(_links(report.problem, report.split, width))
+        blocks.append(wrapped(_prediction(report, report.split), width))
+    if report.rivals:
+        blocks.append(_rivals(report.rivals, width))
+        blocks.append(wrapped(_OTHERS, width))
+    blocks.append(wrapped(report.recommendation, width))
+    return "\n\n".join(blocks)
+
+
+def _size(part: PartBytes) -> PartSize:
+    return PartSize(part.frozen, part.trained, part.activations)
+
+
+def _model(problem: SplitProblem) -> str:
+    parts, count = problem.parts, len(problem.parts.blocks)
+    need = stage_bytes(parts, 0, count, stages=1, place=0, batches=problem.batches)
+    trained = sum(part.trained_bytes for part in (parts.before, *parts.blocks, parts.after))
+    return (
+        f"The model has {counted(count, 'block')}, which are its layers, and needs {format_size(need)} to "
+        f"train; {format_size(trained)} of it are trained. When it is split, each machine holds and computes "
+        "only a part of the blocks."
+    )
+
+
+def _stages(problem: SplitProblem, split: SplitPrice, width: int) -> str:
+    rows = [("machine", "holds", "memory", "computes", "is busy")]
+    runs, count = split.placement.runs, len(problem.parts.blocks)
+    for place, (number, (first, end)) in enumerate(zip(split.machines, runs, strict=True)):
+        machine = problem.machines[number]
+        need = stage_bytes(problem.parts, first, end, stages=len(runs), place=place, batches=problem.batches)
+        of = f" of {format_size(machine.memory_bytes)}" if machine.memory_bytes else ""
+        busy_s = split.step.busy_s[place]
+        rows.append(
+            (
+                machine.name,
+                _held(first, end, count),
+                f"{format_size(need)}{of}",
+                format_duration(busy_s),
+                f"{busy_s / split.step.step_s:.0%}",
+            )
+        )
+    return table(rows, words=(0,), width=width)
+
+
+def _held(first: int, end: int, count: int) -> str:
+    blocks = f"blocks {first + 1} to {end}" if end - first > 1 else f"block {end}"
+    if end - first == count:
+        return "the whole model"
+    return f"the start, {blocks}" if first == 0 else f"{blocks}, the end" if end == count else blocks
+
+
+def _travel(report: SplitReport) -> str:
+    problem = report.problem
+    size, batches = problem.parts.boundary_bytes, problem.batches
+    pieces = f"{counted(report.batch, 'sample')} in {batches} pieces, called micro-batches"
+    return (
+        f"A step trains {pieces}. Each piece goes through the machines in this order. What a machine has "
+        f"computed, {format_size(size)} for each piece, goes to the next one, and as much comes back: "
+        f"{format_size(batches * size)} each way in a step. The weights never travel."
+    )
+
+
+def _links(problem: SplitProblem, split: SplitPrice, width: int) -> str:
+    rows = [("link", "speed", "one way", "sends for")]
+    links, count = problem.links, problem.batches * problem.parts.boundary_bytes
+    for a, b in pairwise(split.machines):
+        rate = min(links.rates[a][b], links.rates[b][a])
+        seconds = max(links.transfer_s(a, b, count), links.transfer_s(b, a, count))
+        rows.append(
+            (
+                f"{problem.machines[a].name} to {problem.machines[b].name}",
+                format_rate(8 * rate) if rate else "unknown",
+                format_duration(links.latencies[a][b]),
+                format_duration(seconds) if rate else "-",
+            )
+        )
+    return table(rows, words=(0,), width=width)
+
+
+def _prediction(report: SplitReport, split: SplitPrice) -> str:
+    step = split.step
+    speed = report.batch / step.step_s if step.step_s else 0.0
+    return f"Predicted: {step.sentence}. That is {speed:.3g} samples a second."
+
+
+def _rivals(rivals: Sequence[Rival], width: int) -> str:
+    rows = [("instead of this split", "a step", "why")]
+    for rival in rivals:
+        seconds = "-" if rival.step_s is None else format_duration(rival.step_s)
+        rows.append((rival.name, seconds, rival.why))
+    return table(rows, words=(0,), wraps=True, width=width)
