@@ -33,11 +33,12 @@ from typing import Any, NamedTuple
 
 from benchmarks.agents.machines import Machines
 from benchmarks.bigger import page
-from benchmarks.bigger.bench import HOSTS, Bench, SplitRun, alone, predicted_seconds, say
+from benchmarks.bigger.bench import HOSTS, Bench, SplitRun, alone, say
 from benchmarks.bigger.figures import (
     Row,
     Traffic,
     loss_gap,
+    prediction_error,
     samples_doubled,
     samples_lost,
     share_of_bound,
@@ -54,6 +55,7 @@ RATE, BITS_PER_S = "1gbit", 1e9
 CORES = (0.85, 0.6, 0.5)  # of two; the network stack of the kernel and this program need the rest
 _MB = 1_000_000
 _FLOAT = 4
+_PROGRAMS_BYTES = 600 * _MB  # of the agent and a worker, before it loads weights
 
 
 class Amount(NamedTuple):
@@ -158,11 +160,8 @@ def kept_blocks(size: Size, hosts: Sequence[LimitedHost]) -> int:
     block = _FLOAT * size.width * (2 * size.width + 2 * heads + 3 * size.inner)
     ends = _FLOAT * size.words * size.width
     shard = (size.layers * block + 2 * ends) / HOSTS
-    free = min(host.limit.memory_bytes for host in hosts) - PROGRAMS_BYTES - shard - ends - 4 * block
+    free = min(host.limit.memory_bytes for host in hosts) - _PROGRAMS_BYTES - shard - ends - 4 * block
     return max(0, min(size.layers - 1, int(free // block)))
-
-
-PROGRAMS_BYTES = 750 * _MB  # of the agent and a worker, before it loads weights
 
 
 def shares_of(batch: int, cores: Sequence[float]) -> list[int]:
@@ -235,10 +234,7 @@ def speed_figures(measured: Measured, batch: int, traffic: Traffic) -> dict[str,
     """Return the figures of the rounds."""
     seconds = [median(step_seconds(each.ours.workers).values()) for each in measured.rounds]
     rival = [median(rival_seconds(each.rival)) for each in measured.rounds]
-    predicted = [predicted_seconds(each.ours.output) for each in measured.rounds]
-    errors = [
-        abs(guess / real - 1) for guess, real in zip(predicted, seconds, strict=True) if guess is not None
-    ]
+    errors = [prediction_error(each.ours.workers) for each in measured.rounds]
     shares = [share_of_bound(each.ours.workers, batch, traffic) for each in measured.rounds]
     return {
         "over_fsdp2": median(theirs / ours for theirs, ours in zip(rival, seconds, strict=True)),
@@ -246,8 +242,7 @@ def speed_figures(measured: Measured, batch: int, traffic: Traffic) -> dict[str,
         "fsdp2_step_s": rival,
         "fsdp2_peak_over_limit": measured.rival_peaks.over_limit(),
         "share_of_bound": median(shares),
-        "prediction_error": max(errors) if len(errors) == len(seconds) else None,
-        "predicted_step_s": predicted,
+        "prediction_error": None if None in errors else max(each for each in errors if each is not None),
     }
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -125,12 +124,6 @@ def alone(base: Path, size: Size, marks: Path, *, batch: int, steps: int, thread
     if done.returncode != 0:
         raise SystemExit(f"training alone failed:\n{done.stdout}{done.stderr}")
     return read_rows((marks / "steps-alone").read_text())
-
-
-def predicted_seconds(output: str) -> float | None:
-    """Return the seconds of a step that the product has predicted; None if its output has no prediction."""
-    match = re.search(r"a step should take ([\d.]+) s", output)
-    return float(match[1]) if match else None
 
 
 def finish(process: LabProcess) -> str:

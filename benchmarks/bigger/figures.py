@@ -17,7 +17,8 @@ class Row(NamedTuple):
     """A step that one worker has committed. ``at``: seconds of the clock of the whole lab.
 
     ``busy_s``: in which this worker computed. ``trained_bytes``: what its stage trains, with the optimizer.
-    ``moved_bytes``: of trained state that its process has received so far; None if nothing counts them.
+    ``moved_bytes``: of trained state that its process has received so far. ``predicted_s``: seconds that the
+    product expects of a step. Both are None if the product does not say.
     """
 
     step: int
@@ -28,6 +29,7 @@ class Row(NamedTuple):
     at: float
     trained_bytes: int
     moved_bytes: int | None
+    predicted_s: float | None
 
 
 class Call(NamedTuple):
@@ -120,6 +122,13 @@ def share_of_bound(workers: Sequence[Sequence[Row]], batches: int, traffic: Traf
     """Return the median share of the speed that the slowest stage or link allows."""
     bounds = bound_seconds(workers, batches, traffic)
     return median(bounds[step] / seconds for step, seconds in step_seconds(workers).items())
+
+
+def prediction_error(workers: Sequence[Sequence[Row]]) -> float | None:
+    """Return the difference of the predicted seconds of a step from the median, over that median."""
+    known = {row.predicted_s for rows in workers for row in rows if row.predicted_s is not None}
+    measured = median(step_seconds(workers).values())
+    return max((abs(each / measured - 1) for each in known), default=None)
 
 
 def loss_gap(workers: Iterable[Sequence[Row]], expected: Mapping[int, float]) -> float:

@@ -71,6 +71,12 @@ def moved_bytes(split: Any) -> int | None:
     return None
 
 
+def predicted_seconds(split: Any) -> float | None:
+    """Return the seconds that a step should take in the newest placement; None if nothing predicts them."""
+    forecast = getattr(split.loop, "forecast", None)
+    return float(forecast.plan.step.step_s) if forecast is not None and forecast.plan is not None else None
+
+
 def main() -> None:
     rows = torch.from_numpy(np.load(os.environ["SAMPLES"]))[: STEPS * BATCH]
     run = barnraise.init(seed=0, unit=1)
@@ -93,7 +99,7 @@ def main() -> None:
         for batch in batches:
             loss = split.train_step(batch)
             place = [run.step, run._manager.generation, run.world]
-            sizes = [trained_bytes(model), moved_bytes(split)]
+            sizes = [trained_bytes(model), moved_bytes(split), predicted_seconds(split)]
             note("steps", [*place, loss, busy_seconds(split), time.monotonic(), *sizes])
             if last.exists() and run.step >= int(last.read_text()):
                 return

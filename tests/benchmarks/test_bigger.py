@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.bigger import page
-from benchmarks.bigger.__main__ import rival_seconds, shares_of
-from benchmarks.bigger.bench import predicted_seconds
+from benchmarks.bigger.__main__ import Measured, Round, figures_of, kept_blocks, rival_seconds, shares_of
+from benchmarks.bigger.bench import SplitRun
 from benchmarks.bigger.figures import (
     Call,
     Kill,
@@ -20,6 +20,7 @@ from benchmarks.bigger.figures import (
     first_commit,
     loss_gap,
     moved_over_trained,
+    prediction_error,
     read_rows,
     recovery_of,
     samples_doubled,
@@ -28,8 +29,10 @@ from benchmarks.bigger.figures import (
     step_seconds,
     summary,
 )
-from benchmarks.bigger.kills import planned_faults
-from benchmarks.bigger.limits import held_bytes, oom_kills
+from benchmarks.bigger.kills import KilledRun, planned_faults
+from benchmarks.bigger.limits import HeldWatch, Limit, LimitedHost, held_bytes, oom_kills
+from benchmarks.bigger.model import SIZES
+from lab import Host
 
 KILL = Kill("worker", "h2", 30.5, 3)
 
@@ -45,7 +48,7 @@ def row(
     moved: int | None = 0,
 ) -> Row:
     """Return a row of a worker whose stage trains 300 bytes."""
-    return Row(step, generation, world, loss or float(step), busy_s, at, 300, moved)
+    return Row(step, generation, world, loss or float(step), busy_s, at, 300, moved, None)
 
 
 def steady(steps: int, busy_s: float) -> list[Row]:
@@ -144,6 +147,38 @@ def test_samples_of_fsdp2_are_shared_by_speed() -> None:
     assert rival_seconds([(5.0, 1.0), (4.9, 51.0), (4.8, 103.0)]) == [50.0, 52.0]
 
 
+def hosts(*limits_mb: int) -> list[LimitedHost]:
+    """Return hosts with these limits, which do not exist."""
+    host = Host("h0", "", "", "", Path())
+    return [LimitedHost(host, Limit(limit * 1_000_000, 1.0), Path()) for limit in limits_mb]
+
+
+def test_fsdp2_keeps_blocks_if_the_host_with_the_least_memory_has_room() -> None:
+    size = SIZES["full"]
+    assert kept_blocks(size, hosts(9000, 3300)) == 1
+    assert kept_blocks(size, hosts(3300, 2500)) == 0
+    assert kept_blocks(size, hosts(90_000)) == size.layers - 1
+
+
+def test_figures_of_a_whole_benchmark_are_complete() -> None:
+    workers = [[each._replace(predicted_s=9.5) for each in steady(8, busy_s)] for busy_s in (8.5, 8.0, 7.0)]
+    run = SplitRun(workers, [[], [], []], "")
+    recoveries = [Recovery(float(number), 1.0, 2.0, 3.0, number - 6.0) for number in range(6, 16)]
+    killed = KilledRun(run, recoveries, [0.5, 1.05], 8)
+    peaks, rivals = HeldWatch(hosts(1000, 1000)), HeldWatch(hosts(1000, 1000))
+    peaks.peaks, rivals.peaks = [800_000_000, 900_000_000], [950_000_000, 0]
+    rounds = [Round(run, [(1.0, 50.0), (2.0, 104.0), (3.0, 150.0)])] * 2
+    measured = Measured(rounds, killed, peaks, rivals, 0)
+    figures = figures_of(SIZES["tiny"], measured, [workers[0], workers[0]], 2_400_000_000)
+    assert {line.name for line in page.LINES} <= figures.keys()
+    assert None not in figures.values()
+    assert (figures["over_fsdp2"], figures["share_of_bound"], figures["loss_gap"]) == (5.0, 0.85, 0.0)
+    assert (figures["peak_memory_over_limit"], figures["model_over_limit"]) == (0.9, 2.0)
+    assert (figures["samples_lost"], figures["stage_state_bytes_moved"]) == (0, 1.05)
+    given = {"size": "tiny", "seed": 1, "environment": "today", "cores": (1, 1, 1), "parameters": 1}
+    assert "(missed)" not in page.render({**figures, **given, "model_bytes": 2_400_000_000})
+
+
 def test_page_cache_is_not_held_memory() -> None:
     assert (
         held_bytes(1000, "cache 700\ntotal_active_file 300\ntotal_inactive_file 150\ntotal_rss 90\n") == 550
@@ -151,9 +186,10 @@ def test_page_cache_is_not_held_memory() -> None:
     assert oom_kills("oom_kill_disable 0\nunder_oom 0\noom_kill 2\n") == 2
 
 
-def test_prediction_is_read_from_the_output_of_the_run() -> None:
-    assert predicted_seconds("h0 computes blocks 1 to 6\na step should take 7.25 s\n") == 7.25
-    assert predicted_seconds("h0 computes blocks 1 to 6\n") is None
+def test_prediction_is_compared_with_the_median_step() -> None:
+    predicted = [each._replace(predicted_s=9.0) for each in steady(4, 1.0)]
+    assert prediction_error([predicted, steady(4, 1.0)]) == pytest.approx(0.1)
+    assert prediction_error([steady(4, 1.0)]) is None
 
 
 def test_page_names_missed_goals_and_what_was_not_measured(tmp_path: Path) -> None:
