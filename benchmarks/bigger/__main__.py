@@ -14,8 +14,8 @@ The base is in files that each host reads; page cache, which the kernel can drop
   others also their agent.
 - Alone: one process without a limit trains the steps of both runs.
 
-The last line is one JSON object of figures; docs/benchmarks/bigger.md says what they mean. ``--write`` puts
-them there.
+The last line is one JSON object of figures; `benchmarks.bigger.page` says what they mean. ``--write`` puts
+them into docs/benchmarks/bigger.md.
 """
 
 from __future__ import annotations

@@ -95,8 +95,7 @@ class Bench:
                 )
                 for place, host in enumerate(self.machines.hosts)
             ]
-            for process in started:
-                finish(process)
+            finish_all(started)
         by_rank = [
             [json.loads(line) for line in (marks / f"fsdp2-{rank}").read_text().splitlines()]
             for rank in range(HOSTS)
@@ -131,6 +130,20 @@ def finish(process: LabProcess) -> str:
     if process.wait(RUN_S) != 0:
         raise SystemExit(f"{' '.join(process.argv)} failed:\n{process.output()[-8000:]}")
     return process.output()
+
+
+def finish_all(processes: Sequence[LabProcess]) -> None:
+    """Wait until all have ended; raise SystemExit with the output of the first one that failed."""
+    running = list(processes)
+    while running:
+        time.sleep(0.2)
+        ended = [process for process in running if process.poll() is not None]
+        running = [process for process in running if process not in ended]
+        if any(process.returncode for process in ended):
+            for process in running:
+                process.kill()
+        for process in ended:
+            finish(process)
 
 
 def say(text: str) -> None:

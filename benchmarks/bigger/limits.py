@@ -51,15 +51,20 @@ class LimitedHost(NamedTuple):
 
 
 class HeldWatch:
-    """Peaks of the memory that hosts hold, by place, read by a thread ten times a second."""
+    """Peaks of the memory that hosts hold, by place, read by a thread ten times a second.
+
+    It watches in a context, which may be entered again later.
+    """
 
     def __init__(self, hosts: Sequence[LimitedHost]) -> None:
         self._hosts = hosts
         self.peaks = [0] * len(hosts)
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread = threading.Thread()
 
     def __enter__(self) -> HeldWatch:
+        self._ended.clear()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
         return self
 

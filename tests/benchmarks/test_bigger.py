@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -145,6 +146,20 @@ def test_samples_of_fsdp2_are_shared_by_speed() -> None:
     assert shares_of(12, (0.85, 0.6, 0.5)) == [5, 4, 3]
     assert shares_of(3, (0.9, 0.05, 0.05)) == [1, 1, 1]
     assert rival_seconds([(5.0, 1.0), (4.9, 51.0), (4.8, 103.0)]) == [50.0, 52.0]
+
+
+def test_peaks_are_kept_between_two_watches(tmp_path: Path) -> None:
+    (tmp_path / "memory.stat").write_text("total_active_file 100\ntotal_inactive_file 0\n")
+    [host] = hosts(1)
+    watch = HeldWatch([host._replace(group=tmp_path)])
+    for usage, peak in ((400, 300), (900, 800), (500, 800)):
+        (tmp_path / "memory.usage_in_bytes").write_text(str(usage))
+        with watch:
+            deadline = time.monotonic() + 10.0
+            while watch.peaks != [peak] and time.monotonic() < deadline:
+                time.sleep(0.02)
+        assert watch.peaks == [peak]
+    assert watch.over_limit() == pytest.approx(800 / 1_000_000)
 
 
 def hosts(*limits_mb: int) -> list[LimitedHost]:
