@@ -74,16 +74,17 @@ def _cell(value: object) -> str:
 
 def last_line(figures: Mapping[str, Any]) -> None:
     """Print the figures as the run's last line, with four significant digits."""
-    print(json.dumps(_rounded(figures)), flush=True)
+    print(json.dumps(rounded(figures)), flush=True)
 
 
-def _rounded(value: Any) -> Any:
+def rounded(value: Any) -> Any:
+    """Return a value whose numbers have four significant digits, at any depth."""
     if isinstance(value, float):
         return float(f"{value:.4g}")
     if isinstance(value, Mapping):
-        return {key: _rounded(inner) for key, inner in value.items()}
+        return {key: rounded(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_rounded(inner) for inner in value]
+        return [rounded(inner) for inner in value]
     return value
 
 

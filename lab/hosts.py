@@ -82,6 +82,7 @@ class Host:
         self.address = address
         self.mac = mac
         self.host_name: str | None = None  # what the computer is called in processes that start from now on
+        self.groups: Sequence[Path] = ()  # control groups that processes enter that start from now on
         self.processes: list[LabProcess] = []
         self.system = system
         self._directory = directory
@@ -97,7 +98,7 @@ class Host:
         room.mkdir(exist_ok=True)
         launch = self.system.launch(argv, Path(cwd or Path.cwd()), room)
         environment = {**os.environ, **launch.environment, **(env or {})}
-        return Launch(inside(self.namespace, launch.argv, self.host_name), environment)
+        return Launch(inside(self.namespace, launch.argv, self.host_name, self.groups), environment)
 
     def start(
         self,

@@ -10,6 +10,7 @@ from pathlib import Path
 from lab.janitor import NETNS
 
 _ALLOWED = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
+_ENTER = 'while [ "$1" != -- ]; do echo $$ > "$1/cgroup.procs" || exit 1; shift; done; shift; exec "$@"'
 
 
 class LabError(RuntimeError):
@@ -28,13 +29,18 @@ def why_unavailable() -> str | None:
     return None
 
 
-def inside(namespace: str, argv: Sequence[str], host_name: str | None = None) -> list[str]:
+def inside(
+    namespace: str, argv: Sequence[str], host_name: str | None = None, groups: Sequence[Path] = ()
+) -> list[str]:
     """Return the command line that runs argv in the namespace. nsenter becomes argv: the pid is the
     program's.
 
     ``host_name``: the name of the computer that argv and its children see; None for the real one.
+    ``groups``: folders of control groups that argv and its children are in.
     """
     command = ["nsenter", f"--net={NETNS / namespace}", "--"]
+    if groups:
+        command += ["sh", "-c", _ENTER, "sh", *map(str, groups), "--"]
     if host_name is not None:
         command += ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', host_name]
     return [*command, *argv]

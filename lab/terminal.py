@@ -81,7 +81,7 @@ class Terminal:
         modes[3] |= termios.NOFLSH
         termios.tcsetattr(theirs, termios.TCSANOW, modes)
         self._shell = subprocess.Popen(
-            inside(host.namespace, ["bash", "--norc", "--noprofile", "-i"], host.host_name),
+            inside(host.namespace, ["bash", "--norc", "--noprofile", "-i"], host.host_name, host.groups),
             env={
                 **variables,
                 "TERM": "xterm",

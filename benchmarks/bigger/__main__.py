@@ -1,217 +1,261 @@
-"""Fine-tuning of a Llama that fits on none of three lab hosts, whose memory has a hard limit; one host dies.
+"""Fine-tuning of a Llama that fits on none of three lab hosts, whose memory has a hard limit.
 
-    python -m benchmarks.bigger --quick                       a model of 1.2 billion parameters
-    python -m benchmarks.bigger --width 256 --layers 6 --limit-mb 1500      any other size
+    python -m benchmarks.bigger --quick                 1.1 billion parameters: about 20 minutes
+    python -m benchmarks.bigger                         more rounds, and 30 deaths
+    python -m benchmarks.bigger --quick --size tiny     whether the benchmark itself works: about 4 minutes
 
-Each worker is in a memory control group (version 1 of Linux, as root). A worker is killed in the middle of
-the run, and comes back. One process without a limit trains the same steps.
+The hosts have 1 Gbit/s, and unequal shares of the processors. All processes of a host, its agent included,
+are in control groups. These limit the memory and the time on the processors (version 1 of Linux, as root).
+The base is in files that each host reads; page cache, which the kernel can drop, does not count.
 
-The last line is one JSON object of figures:
+- Speed: a run that is split over the hosts, and torch's FSDP2 on the same hosts, in turns. FSDP2 trains the
+  same batches with LoRA: `benchmarks.bigger.fsdp2` says how.
+- Kills: a run of smaller batches, while hosts die at random moments and come back. Some lose their worker,
+  others also their agent.
+- Alone: one process without a limit trains the steps of both runs.
 
-- ``peak_memory_over_limit``: peak of a worker and of the processes that it started, over its limit; the
-  largest of the hosts.
-- ``model_over_limit``: bytes of the weights over the largest limit. Above 1, no host could hold the model.
-- ``loss_gap``: largest difference of a step's loss from the same step alone.
-- ``samples_lost``, ``samples_doubled``: of the steps that a worker has not committed, or more than once.
-- ``kill_to_commit_s``: from the kill to the next committed step.
-
-What is not measured yet: other ways to train, and how near the step comes to what the links allow.
+The last line is one JSON object of figures; `benchmarks.bigger.page` says what they mean. ``--write`` puts
+them into docs/benchmarks/bigger.md.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import contextlib
 import os
-import signal
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
-from benchmarks.agents.machines import REPOSITORY, Machines
-from benchmarks.agents.runs import CommandLine, worker_pids
-from benchmarks.finetune.__main__ import MemoryWatch
+from benchmarks.agents.machines import Machines
+from benchmarks.bigger import page
+from benchmarks.bigger.bench import HOSTS, Bench, SplitRun, alone, say
+from benchmarks.bigger.figures import (
+    Row,
+    Traffic,
+    loss_gap,
+    prediction_error,
+    samples_doubled,
+    samples_lost,
+    share_of_bound,
+    step_seconds,
+    summary,
+)
+from benchmarks.bigger.kills import KilledRun, KilledTraining, planned_faults
+from benchmarks.bigger.limits import HeldWatch, Limit, LimitedHost, limited
+from benchmarks.bigger.model import SIZES, Size, write_base
 from benchmarks.report import environment_line, last_line
-from lab import Host, Lab, LabProcess
+from lab import Lab
 
-HOSTS, RATE = 3, "1gbit"
-SCRIPT = "bigger.py"
-SHARES = (1.0, 0.8, 1.2)  # of the given limit: the hosts are unequal
-_GROUPS = Path("/sys/fs/cgroup/memory")
-_RUN_S = 3000.0
-_KILL_AFTER = 3  # committed steps
+RATE, BITS_PER_S = "1gbit", 1e9
+CORES = (0.85, 0.6, 0.5)  # of two; the network stack of the kernel and this program need the rest
+_MB = 1_000_000
+_FLOAT = 4
+_PROGRAMS_BYTES = 600 * _MB  # of the agent and a worker, before it loads weights
 
 
-class Row(NamedTuple):
-    """A committed step of one worker."""
+class Amount(NamedTuple):
+    """Rounds of both ways, the steps of each in a round, and the number of deaths."""
 
-    step: int
-    world: int
-    loss: float
-    seconds: float
-    at: float
+    rounds: int
+    steps: int
+    rival_steps: int
+    kills: int
+
+
+class Round(NamedTuple):
+    """One run of each way, and the end of each of FSDP2's steps with its loss."""
+
+    ours: SplitRun
+    rival: list[tuple[float, float]]
+
+
+class Measured(NamedTuple):
+    """All that was measured in the lab."""
+
+    rounds: list[Round]
+    killed: KilledRun | None
+    peaks: HeldWatch
+    rival_peaks: HeldWatch
+    oom_kills: int
 
 
 def main() -> int:
     options = _options()
-    print(environment_line(), flush=True)
-    with tempfile.TemporaryDirectory(prefix="by-big-") as name:
-        directory = Path(name)
-        size = write_base(directory / "base", options.width, options.layers, options.words)
-        print(f"the weights have {size / 1e6:.0f} MB", flush=True)
-        limits = [round(share * options.limit_mb * (1 << 20)) for share in SHARES]
-        with Lab(hosts=HOSTS, rate=RATE) as lab, Machines(lab.hosts) as machines, _groups(limits) as groups:
-            figures = measure(machines, directory, groups, limits, options)
-    last_line(
-        {**figures, "model_over_limit": size / max(limits), "model_bytes": size, "hosts": HOSTS, "rate": RATE}
+    amount = Amount(2, 8, 3, 10) if options.quick else Amount(4, 12, 4, 30)
+    amount = amount._replace(
+        **{name: value for name in Amount._fields if (value := getattr(options, name)) >= 0}
     )
+    size = SIZES[options.size]
+    environment = environment_line()
+    print(environment, flush=True)
+    with tempfile.TemporaryDirectory(prefix="by-big-", dir=options.folder) as name:
+        directory = Path(name)
+        base = directory / "base"
+        parameters, weights = write_base(base, size)
+        os.sync()  # so that the disk is idle later
+        say(f"the model has {parameters / 1e9:.2f} billion parameters in {weights / _MB:.0f} MB")
+        measured = measure(base, directory, size, amount, options.seed)
+        references = train_alone(base, directory, size, amount, measured.killed)
+        figures = figures_of(size, measured, references, weights)
+    figures |= {"parameters": parameters, "model_bytes": weights, "environment": environment}
+    figures |= {"size": options.size, "seed": options.seed, "rate": RATE, "cores": CORES}
+    last_line(figures)
+    if options.write:
+        page.write(figures)
     return 0
 
 
-def write_base(folder: Path, width: int, layers: int, words: int) -> int:
-    """Write the files of a Llama with random weights, a tensor at a time, and return their bytes."""
-    import torch
-    from safetensors.torch import save_file
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    from barnraise.training.pipeline.empty_weights import empty_weights
-
-    config = LlamaConfig(
-        vocab_size=words,
-        hidden_size=width,
-        intermediate_size=4 * width,
-        num_hidden_layers=layers,
-        num_attention_heads=max(1, width // 64),
-        num_key_value_heads=max(1, width // 256),
-        max_position_embeddings=2048,
-    )
-    with empty_weights():
-        model = LlamaForCausalLM(config)  # type: ignore[no-untyped-call]
-    folder.mkdir()
-    config.save_pretrained(folder)
-    source, total = torch.Generator().manual_seed(0), 0
-    for number, (name, parameter) in enumerate(model.named_parameters()):
-        value = torch.empty(parameter.shape, dtype=torch.float32)
-        if parameter.dim() == 1:
-            value.fill_(1.0)
-        else:
-            value.normal_(0.0, 0.02, generator=source)
-        save_file({name: value}, folder / f"model-{number:05d}.safetensors")
-        total += value.numel() * value.element_size()
-    return total
+def measure(base: Path, directory: Path, size: Size, amount: Amount, seed: int) -> Measured:
+    """Run everything that needs the lab."""
+    limits = [Limit(mb * _MB, cores) for mb, cores in zip(size.limits_mb, CORES, strict=True)]
+    with contextlib.ExitStack() as stack:
+        lab = stack.enter_context(Lab(hosts=HOSTS, rate=RATE))
+        hosts = stack.enter_context(limited(lab.hosts, limits))
+        machines = stack.enter_context(Machines(lab.hosts))
+        bench = Bench(machines, hosts, size, base, directory)
+        machines.form()
+        say(f"the cluster of {HOSTS} is formed")
+        ours, theirs = HeldWatch(hosts), HeldWatch(hosts)
+        rounds = [one_round(bench, number, amount, ours, theirs) for number in range(amount.rounds)]
+        killed = None
+        if amount.kills:
+            killed = KilledTraining(bench).run(planned_faults(amount.kills, seed), ours)
+        return Measured(rounds, killed, ours, theirs, sum(host.oom_kills() for host in hosts))
 
 
-def measure(
-    machines: Machines, directory: Path, groups: list[Path], limits: list[int], options: argparse.Namespace
+def one_round(bench: Bench, number: int, amount: Amount, ours: HeldWatch, theirs: HeldWatch) -> Round:
+    """Train both ways, in an order that alternates."""
+    size, runs, rivals = bench.size, [], []
+    keep, shares = kept_blocks(size, bench.hosts), shares_of(size.batch, CORES)
+
+    def split() -> None:
+        runs.append(bench.split(amount.steps, ours))
+        seconds = median(step_seconds(runs[0].workers).values())
+        say(f"a step takes {seconds:.2f} s split; held at most {_held(ours)}")
+
+    def fsdp2() -> None:
+        rivals.append(bench.fsdp2(amount.rival_steps, keep, shares, theirs))
+        say(f"a step takes {median(rival_seconds(rivals[0])):.2f} s with FSDP2; held at most {_held(theirs)}")
+
+    for way in (split, fsdp2) if number % 2 == 0 else (fsdp2, split):
+        way()
+    return Round(runs[0], rivals[0])
+
+
+def _held(watch: HeldWatch) -> str:
+    return ", ".join(f"{peak / _MB:.0f}" for peak in watch.peaks) + " MB"
+
+
+def kept_blocks(size: Size, hosts: Sequence[LimitedHost]) -> int:
+    """Return the blocks that FSDP2 can keep from their forward to their backward pass, by the least memory.
+
+    Beside its shard and the programs, a host holds a block twice while it is gathered, and the next one.
+    """
+    heads = size.groups * size.width // size.heads
+    block = _FLOAT * size.width * (2 * size.width + 2 * heads + 3 * size.inner)
+    ends = _FLOAT * size.words * size.width
+    shard = (size.layers * block + 2 * ends) / HOSTS
+    free = min(host.limit.memory_bytes for host in hosts) - _PROGRAMS_BYTES - shard - ends - 4 * block
+    return max(0, min(size.layers - 1, int(free // block)))
+
+
+def shares_of(batch: int, cores: Sequence[float]) -> list[int]:
+    """Return the samples of a batch for each host, as its share of the processors; one at least."""
+    shares = [1] * len(cores)
+    while sum(shares) < batch:
+        place = max(range(len(cores)), key=lambda place: cores[place] / (shares[place] + 1))
+        shares[place] += 1
+    return shares
+
+
+def rival_seconds(steps: Sequence[tuple[float, float]]) -> list[float]:
+    """Return the seconds of each step but the first."""
+    return [late - early for (_, early), (_, late) in pairwise(steps)]
+
+
+def train_alone(
+    base: Path, directory: Path, size: Size, amount: Amount, killed: KilledRun | None
+) -> list[list[Row]]:
+    """Return the steps alone, for the batches of both runs."""
+    wanted = [(size.batch, max(amount.steps, amount.rival_steps) if amount.rounds else 0)]
+    wanted += [(size.kill_batch, killed.steps)] if killed is not None else []
+    result = []
+    for batch, steps in wanted:
+        marks = directory / f"alone-{batch}"
+        marks.mkdir()
+        threads = os.cpu_count() or 1
+        result.append(alone(base, size, marks, batch=batch, steps=steps, threads=threads) if steps else [])
+        say(f"{steps} steps of {batch} samples are trained alone")
+    return result
+
+
+def figures_of(
+    size: Size, measured: Measured, references: Sequence[Sequence[Row]], weights: int
 ) -> dict[str, Any]:
-    """Train alone, then split with a kill, and return the figures."""
-    folder, marks, alone = directory / "project", directory / "marks", directory / "alone"
-    for path in (folder, marks, alone):
-        path.mkdir()
-    (folder / SCRIPT).write_text((REPOSITORY / "benchmarks" / "bigger" / "program.py").read_text())
-    given = {
-        "BASE": str(directory / "base"),
-        "STEPS": str(options.steps),
-        "BATCH": str(options.batch),
-        "LENGTH": str(options.length),
-        "OMP_NUM_THREADS": "1",
+    """Return the figures of the whole benchmark."""
+    expected = [{row.step: row.loss for row in rows} for rows in references]
+    traffic = Traffic(_FLOAT * size.length * size.width, BITS_PER_S)
+    figures: dict[str, Any] = {
+        "peak_memory_over_limit": measured.peaks.over_limit(),
+        "model_over_limit": weights / max(size.limits_mb) / _MB,
+        "oom_kills": measured.oom_kills,
+        "limits_mb": size.limits_mb,
+        "peaks_mb": [peak / _MB for peak in measured.peaks.peaks],
+        "micro_batches": size.batch,
+        "tokens_of_micro_batch": size.length,
     }
-    host = machines.hosts[0]
-    variables = machines.environment(0) | given | {"MARKS": str(alone)}
-    finish(host.start([sys.executable, SCRIPT], env=variables, cwd=folder))
-    expected = {row.step: row for row in read_rows(alone / "steps-alone")}
-    print(f"alone: {expected[1].loss:.4f} to {expected[options.steps].loss:.4f}", flush=True)
-    machines.own = [{"GROUP": str(group)} for group in groups]
-    machines.form()
-    (marks / "hold").touch()
-    words = [
-        f"--set={name}={value}" for name, value in {**given, "MARKS": str(marks), "PAUSE_S": "1"}.items()
-    ]
-    running = CommandLine(machines).start(0, "run", "--all", *words, SCRIPT, folder=folder)
-    with MemoryWatch([_workers_of(each) for each in machines.hosts]) as watch:
-        _wait(machines, running, lambda: _newest(marks) >= _KILL_AFTER, "steps are committed")
-        node, pid = (marks / "pids").read_text().split("\n")[HOSTS - 1].split()
-        killed_at, step = time.time(), _newest(marks)
-        os.kill(int(pid), signal.SIGKILL)
-        print(f"killed the worker of {node[:8]} after step {step}", flush=True)
-        _wait(machines, running, lambda: _newest(marks) > step + 1, "steps are committed again")
-        (marks / "hold").unlink()
-        finish(running)
-    rows = [row for path in marks.glob("steps-*") for row in read_rows(path)]
-    by_worker = [read_rows(path) for path in marks.glob("steps-*")]
-    doubled = sum(len(each) - len({row.step for row in each}) for each in by_worker)
-    after = [row.at for row in rows if row.at > killed_at and row.step > step]
+    gaps = []
+    if measured.rounds:
+        runs = [each.ours for each in measured.rounds]
+        gaps += [loss_gap(run.workers, expected[0]) for run in runs]
+        figures |= speed_figures(measured, size.batch, traffic)
+        first = [each.rival[0][0] for each in measured.rounds]
+        figures["fsdp2_first_loss_gap"] = max(abs(loss - expected[0][1]) for loss in first)
+    if (killed := measured.killed) is not None:
+        gaps.append(loss_gap(killed.run.workers, expected[-1]))
+        moved = [each for each in killed.moved if each is not None]
+        figures |= summary(killed.recoveries) | {
+            "kills": len(killed.recoveries),
+            "steps_with_kills": killed.steps,
+            "micro_batches_with_kills": size.kill_batch,
+            "samples_lost": samples_lost(killed.run.workers, killed.steps, size.kill_batch),
+            "samples_doubled": samples_doubled(killed.run.workers, size.kill_batch),
+            "stage_state_bytes_moved": max(moved) if moved else None,
+        }
+    return figures | {"loss_gap": max(gaps)}
+
+
+def speed_figures(measured: Measured, batch: int, traffic: Traffic) -> dict[str, Any]:
+    """Return the figures of the rounds."""
+    seconds = [median(step_seconds(each.ours.workers).values()) for each in measured.rounds]
+    rival = [median(rival_seconds(each.rival)) for each in measured.rounds]
+    errors = [prediction_error(each.ours.workers) for each in measured.rounds]
+    shares = [share_of_bound(each.ours.workers, batch, traffic) for each in measured.rounds]
     return {
-        "peak_memory_over_limit": max(peak / limit for peak, limit in zip(watch.peaks, limits, strict=True)),
-        "loss_gap": max(abs(row.loss - expected[row.step].loss) for row in rows),
-        "samples_lost": options.batch * (options.steps - len({row.step for row in rows})),
-        "samples_doubled": options.batch * doubled,
-        "kill_to_commit_s": min(after) - killed_at,
-        "step_s": sorted(row.seconds for row in rows)[len(rows) // 2],
-        "step_alone_s": sorted(row.seconds for row in expected.values())[len(expected) // 2],
-        "limits_bytes": limits,
-        "peaks_bytes": watch.peaks,
+        "over_fsdp2": median(theirs / ours for theirs, ours in zip(rival, seconds, strict=True)),
+        "split_step_s": seconds,
+        "fsdp2_step_s": rival,
+        "fsdp2_peak_over_limit": measured.rival_peaks.over_limit(),
+        "share_of_bound": median(shares),
+        "prediction_error": None if None in errors else max(each for each in errors if each is not None),
     }
-
-
-def read_rows(path: Path) -> list[Row]:
-    """Return the committed steps in a file of a worker."""
-    return [Row(*json.loads(line)) for line in path.read_text().splitlines()]
-
-
-def finish(process: LabProcess) -> str:
-    """Return the output of a process that ends well; raise SystemExit with it if it does not."""
-    if process.wait(_RUN_S) != 0:
-        raise SystemExit(f"{' '.join(process.argv)} failed:\n{process.output()}")
-    return process.output()
-
-
-@contextmanager
-def _groups(limits: list[int]) -> Iterator[list[Path]]:
-    """Make a memory control group for each host, and remove them at the end."""
-    groups = [_GROUPS / f"barnraise-bigger-{os.getpid()}-{place}" for place in range(len(limits))]
-    try:
-        for group, limit in zip(groups, limits, strict=True):
-            group.mkdir()
-            (group / "memory.limit_in_bytes").write_text(str(limit))
-        yield groups
-    finally:
-        for group in groups:
-            if group.exists():
-                group.rmdir()
-
-
-def _wait(machines: Machines, running: LabProcess, truth: Callable[[], bool], what: str) -> None:
-    machines.until(lambda: running.poll() is not None or truth(), _RUN_S, what)
-    if running.poll() is not None:
-        raise SystemExit(f"the run ended before {what}:\n{running.output()}")
-
-
-def _newest(marks: Path) -> int:
-    return max((row.step for path in marks.glob("steps-*") for row in read_rows(path)), default=0)
-
-
-def _workers_of(host: Host) -> Callable[[], list[int]]:
-    return lambda: worker_pids(host, SCRIPT)
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--quick", action="store_true", help="fewer steps")
-    parser.add_argument("--width", type=int, default=2048)
-    parser.add_argument("--layers", type=int, default=16)
-    parser.add_argument("--words", type=int, default=32000)
-    parser.add_argument("--length", type=int, default=64, help="tokens of a sample")
-    parser.add_argument("--limit-mb", type=int, default=3600, help="memory of a host, about")
-    parser.add_argument("--steps", type=int, default=0)
-    parser.add_argument("--batch", type=int, default=6)
-    options = parser.parse_args()
-    options.steps = options.steps or (8 if options.quick else 20)
-    return options
+    parser.add_argument("--quick", action="store_true", help="fewer rounds and deaths")
+    parser.add_argument("--size", choices=sorted(SIZES), default="full")
+    parser.add_argument("--seed", type=int, default=1, help="of the deaths")
+    parser.add_argument("--write", action="store_true", help="put the figures into docs/benchmarks/bigger.md")
+    parser.add_argument("--folder", help="where the weights are written for the time of the run")
+    for name in Amount._fields:
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=-1)
+    return parser.parse_args()
 
 
 if __name__ == "__main__":

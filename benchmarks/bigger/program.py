@@ -1,63 +1,110 @@
-"""Fine-tuning with LoRA of a Llama whose weights are in BASE, on machines with a memory limit, or alone.
+"""Fine-tuning with LoRA of the Llama in the folder BASE: split over machines, or alone without an agent.
 
-GROUP: the memory control group that this process enters first; none if empty. Each process appends a line to
-MARKS/pids when it starts, and after each step its number, the workers and the loss to MARKS/steps-NODE.
+Each process writes below MARKS, with times of CLOCK_MONOTONIC:
+
+- ``ready``: a line when it has imported everything and is about to split the model.
+- ``steps-PLACE``: a line for each committed step, with the values of `benchmarks.bigger.figures.Row`.
+- ``calls-PLACE``: name, start and end of each call that joined a group or loaded weights.
+
+While MARKS/pause exists, it waits between two steps. It ends after the step whose number is in MARKS/last.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+import time
 from pathlib import Path
+from typing import Any
 
-MARKS = Path(os.environ["MARKS"])
-NODE = os.environ.get("BARNRAISE_NODE", "alone")
-if group := os.environ.get("GROUP", ""):  # before anything takes memory
-    Path(group, "cgroup.procs").write_text(str(os.getpid()))
-with open(MARKS / "pids", "a", encoding="ascii") as pids:
-    pids.write(f"{NODE} {os.getpid()}\n")
+import numpy as np
+import torch
+from peft import LoraConfig, get_peft_model
+from torch.utils.data import DataLoader
+from transformers import AutoConfig, AutoModelForCausalLM
 
-import time  # noqa: E402
+import barnraise
+from barnraise.training.pipeline.weights import StageWeights
 
-import torch  # noqa: E402
-from peft import LoraConfig, get_peft_model  # noqa: E402
-from torch.utils.data import DataLoader  # noqa: E402
-from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
-
-import barnraise  # noqa: E402
-
-BASE = os.environ["BASE"]
+MARKS, BASE = Path(os.environ["MARKS"]), os.environ["BASE"]
+PLACE = os.environ.get("PLACE", "alone")  # name of the host
 STEPS, BATCH = int(os.environ["STEPS"]), int(os.environ["BATCH"])
-LENGTH = int(os.environ["LENGTH"])
-PAUSE_S = float(os.environ.get("PAUSE_S", "0"))  # after a step, while MARKS/hold exists
 
-torch.set_num_threads(1)
+torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+
+
+def note(name: str, values: list[Any]) -> None:
+    """Append a line to a file of this machine; its last line may be cut off by a kill."""
+    with open(MARKS / f"{name}-{PLACE}", "a", encoding="ascii") as file:
+        file.write(json.dumps(values) + "\n")
+
+
+def watch(owner: Any, name: str) -> None:
+    """Note the start and the end of each call of a function."""
+    inner = getattr(owner, name)
+
+    @functools.wraps(inner)
+    def timed(*args: Any) -> Any:
+        start = time.monotonic()
+        try:
+            return inner(*args)
+        finally:
+            note("calls", [name, start, time.monotonic()])
+
+    setattr(owner, name, timed)
+
+
+def trained_bytes(model: torch.nn.Module) -> int:
+    """Return the bytes of what this machine trains, with both moments of Adam."""
+    values = [value for value in model.parameters() if value.requires_grad and not value.is_meta]
+    return sum(3 * value.numel() * value.element_size() for value in values)
+
+
+def busy_seconds(split: Any) -> float:
+    """Return the seconds that this machine computed in the newest step."""
+    return float(split.loop._stage.busy_s)
+
+
+def moved_bytes(split: Any) -> int | None:
+    """Return the bytes of trained state that this process has received; None if nothing counts them."""
+    return None
+
+
+def predicted_seconds(split: Any) -> float | None:
+    """Return the seconds that a step should take in the newest placement; None if nothing predicts them."""
+    forecast = getattr(split.loop, "forecast", None)
+    return float(forecast.plan.step.step_s) if forecast is not None and forecast.plan is not None else None
 
 
 def main() -> None:
-    config = AutoConfig.from_pretrained(BASE)
-    source = torch.Generator().manual_seed(0)
-    ids = torch.randint(0, config.vocab_size, (STEPS * BATCH, LENGTH), generator=source)
+    rows = torch.from_numpy(np.load(os.environ["SAMPLES"]))[: STEPS * BATCH]
     run = barnraise.init(seed=0, unit=1)
+    watch(run._manager, "join_next_group")
+    watch(StageWeights, "load")
     with run.empty():
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
-    model = get_peft_model(model, LoraConfig(r=8, target_modules="all-linear"))
-    rows = [{"input_ids": row, "labels": row} for row in ids]
+        config = AutoConfig.from_pretrained(BASE)
+        model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
+    model = get_peft_model(model, LoraConfig(r=int(os.environ["LORA_RANK"]), target_modules="all-linear"))
+    with open(MARKS / "ready", "a", encoding="ascii") as file:
+        file.write(f"{PLACE} {os.getpid()}\n")
     split, batches = run.split(
         model,
-        DataLoader(rows, batch_size=BATCH, shuffle=True),  # type: ignore[arg-type]
+        DataLoader([{"input_ids": row, "labels": row} for row in rows], batch_size=BATCH),  # type: ignore[arg-type]
         weights=BASE,
-        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),
+        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=float(os.environ["LEARNING_RATE"])),
     )
+    last = MARKS / "last"
     for _ in run.epochs(1):
         for batch in batches:
-            start = time.perf_counter()
             loss = split.train_step(batch)
-            row = [run.step, run.world, loss, time.perf_counter() - start, time.time()]
-            with open(MARKS / f"steps-{NODE}", "a", encoding="ascii") as steps:
-                steps.write(json.dumps(row) + "\n")
-            if (MARKS / "hold").exists():
-                time.sleep(PAUSE_S)
+            place = [run.step, run._manager.generation, run.world]
+            sizes = [trained_bytes(model), moved_bytes(split), predicted_seconds(split)]
+            note("steps", [*place, loss, busy_seconds(split), time.monotonic(), *sizes])
+            if last.exists() and run.step >= int(last.read_text()):
+                return
+            while (MARKS / "pause").exists():
+                time.sleep(0.05)
 
 
 if __name__ == "__main__":

@@ -349,6 +349,21 @@ def test_hosts_use_cubic_and_have_loopback(pair: Lab) -> None:
     pair.hosts[0].kill_all()
 
 
+def test_processes_of_a_host_enter_its_control_groups(pair: Lab, tmp_path: Path) -> None:
+    host, other = pair.hosts
+    host.groups = [tmp_path / "memory", tmp_path / "cpu"]
+    try:
+        for group in host.groups:
+            group.mkdir()
+        pid = host.run(_python("import os; print(os.getpid())")).stdout.strip()
+        other.run(["true"])
+        assert [(group / "cgroup.procs").read_text().strip() for group in host.groups] == [pid, pid]
+        host.groups = [tmp_path / "missing"]
+        assert host.run(["true"], check=False).returncode != 0, "it must not run outside of its groups"
+    finally:
+        host.groups = ()
+
+
 def test_host_name_is_seen_by_processes_of_the_host_only(pair: Lab) -> None:
     host = pair.hosts[0]
     host.host_name = "mac"
