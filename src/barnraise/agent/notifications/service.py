@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Awaitable, Callable, Sequence
 
 from barnraise.agent.context import AgentContext
@@ -305,7 +306,9 @@ class NotificationService:
             try:
                 result = send(target, notice)
             except Exception as error:  # noqa: BLE001  # a notice must not stop the agent
-                _log.exception("a notice could not be sent")
+                # Its text may quote a URL or a password.
+                where = "".join(traceback.format_tb(error.__traceback__))
+                _log.error("a notice could not be sent: %s\n%s", type(error).__name__, where)
                 result = Delivery(f"an internal error: {type(error).__name__}", is_final=True)
             try:
                 self._loop.call_soon_threadsafe(settle, result)

@@ -9,7 +9,7 @@ import urllib.error
 import urllib.request
 
 from barnraise import __version__
-from barnraise.agent.notifications.delivery import TIMEOUT_S, Delivery, http_delivery
+from barnraise.agent.notifications.delivery import TIMEOUT_S, Delivery, certificate_delivery, http_delivery
 from barnraise.agent.notifications.notice import Notice
 from barnraise.agent_client.notifications.targets import NtfyTarget, WebhookTarget
 
@@ -54,7 +54,7 @@ def web_failure(error: Exception) -> Delivery:
     """Return why a request failed. The text of an error may quote the URL, so it is not used. Pure."""
     reason = error.reason if isinstance(error, urllib.error.URLError) else error
     if isinstance(reason, ssl.SSLCertVerificationError):
-        return Delivery(f"the certificate of the server is not valid: {reason.verify_message}")
+        return certificate_delivery("server", reason.verify_code, reason.verify_message)
     if isinstance(reason, TimeoutError):
         return Delivery(f"the server did not answer within {TIMEOUT_S:g} s")
     if isinstance(reason, OSError) and reason.strerror:

@@ -64,6 +64,13 @@ def test_server_with_a_certificate_of_another_gets_no_password(tmp_path: Path) -
     assert server.messages == []
 
 
+def test_name_of_the_server_is_not_quoted(trusted: Any) -> None:
+    """The certificate is for 127.0.0.1."""
+    with mail_target(trusted, PASSWORD) as server:
+        result = send_mail(target(server.port, host="localhost"), notice())
+    assert result.failure == "the certificate of the mail server is not valid: it is for another name"
+
+
 def test_wrong_password_is_not_tried_again(trusted: Any) -> None:
     with mail_target(trusted, "another") as server:
         result = send_mail(target(server.port), notice())

@@ -323,6 +323,27 @@ def test_target_that_takes_too_long_counts_as_failed(scene: Scene, monkeypatch: 
     assert "longer than" in asyncio.run(scenario())
 
 
+def test_error_that_quotes_a_url_is_logged_without_its_text(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    secret = WebhookTarget("https://S3CRET.home.org/S3CRET")
+
+    def fail(target: Target, notice: Notice) -> Delivery:
+        raise RuntimeError(target.url)  # type: ignore[union-attr]
+
+    async def scenario() -> str:
+        async with scene.run() as made:
+            made.add(secret, EVENTS)
+            (row,) = await made.test(None)
+            return f"{row} {made.table()}"
+
+    monkeypatch.setattr(service, "send", fail)
+    shown = asyncio.run(scenario())
+    assert "an internal error: RuntimeError" in shown
+    assert "a notice could not be sent: RuntimeError" in caplog.text
+    assert "S3CRET" not in caplog.text + shown
+
+
 def test_unusable_target_and_unknown_name_are_refused(scene: Scene) -> None:
     async def scenario() -> None:
         async with scene.run() as made:
