@@ -37,6 +37,8 @@ from barnraise.runs.control.worker_status import reported_states, training_progr
 _POLL_S = 1.0
 _LONGEST_POLL_S = 5.0  # more than this and the machine slept; the run did not stall meanwhile
 _IDLE_S = 60.0
+_SAVE_AGAIN_S = 10.0
+_OPEN_AGAIN_S = 60.0
 _STOP_S = 3.0
 
 _log = logging.getLogger(__name__)
@@ -54,22 +56,25 @@ class NotificationService:
         self._attempts: dict[str, asyncio.Task[None]] = {}  # by target, one at a time
         self._changed = Wakeup()
         self._outbox: Outbox | None = None
-        self._problem = "the agent is starting or stopping"
+        self._closed_because = "the agent is starting or stopping"
+        self._is_stopping = False
+        self._reported = ""  # the newest problem of the outbox that was reported
 
     def jobs(self) -> tuple[Callable[[], Awaitable[None]], ...]:
         """Return the background tasks that the agent has to run."""
-        return self._watch, self._deliver
+        return self._watch, self._deliver, self._keep_saved
 
     def load(self) -> None:
         """Open the outbox of this machine. Runs work without it, so a fault is only reported."""
         try:
             self._outbox = Outbox(self._context.directory)
         except BarnraiseError as error:
-            self._problem = error.message
-            self._context.report_event(f"no notifications are sent: {error.message}")
+            self._closed_because = error.message
+        self._report_problem()
 
     async def stop(self) -> None:
         """Wait a moment for deliveries, and close the outbox. The rest is sent after the next start."""
+        self._is_stopping = True
         outbox, self._outbox = self._outbox, None
         if outbox is None:
             return
@@ -79,12 +84,47 @@ class NotificationService:
             attempt.cancel()
         outbox.close()
 
+    # the state of the outbox
+
+    @property
+    def has_targets(self) -> bool:
+        """Tell whether this machine has a target."""
+        return self._outbox is not None and self._outbox.has_targets
+
+    @property
+    def problem(self) -> str:
+        """Return what is wrong with the outbox; empty if all is saved."""
+        if self._outbox is None:
+            return f"no notifications are sent: {self._closed_because}"
+        why = self._outbox.problem
+        return f"notifications are sent, but a restart may lose or repeat them: {why}" if why else ""
+
+    def _report_problem(self) -> None:
+        """Report a change of the outbox's state, once."""
+        problem = self.problem
+        if bool(problem) != bool(self._reported):
+            self._context.report_event(problem or "notifications are saved again")
+        self._reported = problem
+
+    async def _keep_saved(self) -> None:
+        """Open the outbox if it could not be opened, and save what the disk did not take, until cancelled."""
+        while not self._is_stopping:
+            await asyncio.sleep(_OPEN_AGAIN_S if self._outbox is None else _SAVE_AGAIN_S)
+            if self._outbox is not None:
+                self._outbox.save_again()
+                self._report_problem()
+            elif not self._is_stopping:
+                self.load()
+                for entry in list(self._registry.runs.values()):
+                    self.on_record(entry)
+                self._changed.wake()
+
     # requests of the command line
 
     @property
     def _open_outbox(self) -> Outbox:
         if self._outbox is None:
-            raise AgentError(f"notifications do not work now: {self._problem}")
+            raise AgentError(f"notifications do not work now: {self._closed_because}")
         return self._outbox
 
     def table(self) -> tuple[TargetRow, ...]:
@@ -158,6 +198,7 @@ class NotificationService:
         notices = [with_progress(notice, progress) for notice in notices_of(old, new, self._facts(entry))]
         if outbox.save(entry.run, new, notices):
             self._changed.wake()
+        self._report_problem()
 
     def _facts(self, entry: RunEntry) -> ChangeFacts:
         member = self._context.member

@@ -26,6 +26,7 @@ from barnraise.core.flow.backoff import SteppedBackoff
 from barnraise.identity import NodeId
 from barnraise.runs.record import NodeReport, RunRecord, WorkerState
 from tests.unit.agent.notifications.records import H0, H1, H2, ended, record
+from tests.unit.agent.notifications.test_outbox import unwritable
 
 HOOK = WebhookTarget("https://home.org/hook")
 
@@ -357,6 +358,64 @@ def test_unusable_target_and_unknown_name_are_refused(scene: Scene) -> None:
             made.table()
 
     asyncio.run(scenario())
+
+
+def test_notices_are_sent_once_and_saved_later_while_the_disk_takes_nothing(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "_SAVE_AGAIN_S", 0.01)
+    monkeypatch.setattr(service, "_IDLE_S", 0.01)  # a note that fails must not repeat the notice
+
+    async def scenario() -> None:
+        entry = scene.add_run(Entry(record(H0, H1, H2)))
+        async with scene.run() as made:
+            made.add(HOOK, EVENTS)
+            made.on_record(entry)  # type: ignore[arg-type]
+            with unwritable(scene.context.directory):
+                entry.record = replace(record(H0, H1), version=2, generation=2, why="h2 disappeared; x")
+                made.on_record(entry)  # type: ignore[arg-type]
+                end(made, entry)
+                await until(lambda: made.table()[0].delivered == 2)
+                await asyncio.sleep(0.3)
+                assert "a restart may lose or repeat them" in made.problem
+            await until(lambda: not made.problem)
+        async with scene.run() as made:
+            made.on_record(entry)  # type: ignore[arg-type]
+            await asyncio.sleep(0.05)
+            assert made.table()[0].delivered == 2
+
+    asyncio.run(scenario())
+    assert [notice.event for notice in scene.sent] == ["machine-gone", "done"]
+    beginnings = [event.partition(":")[0] for event in scene.context.events]
+    assert beginnings == [
+        "notifications are sent, but a restart may lose or repeat them",
+        "notifications are saved again",
+    ]
+
+
+def test_outbox_that_cannot_be_opened_is_opened_later_and_tells_what_it_missed(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "_OPEN_AGAIN_S", 0.01)
+    path = scene.context.directory / "notifications.db"
+
+    async def scenario() -> None:
+        entry = scene.add_run(Entry(record(H0, H1)))
+        async with scene.run() as made:
+            made.add(HOOK, EVENTS)
+            made.on_record(entry)  # type: ignore[arg-type]
+        path.chmod(0o666)  # others may write to it, so it is not used
+        async with scene.run() as made:
+            end(made, entry)
+            await asyncio.sleep(0.05)
+            assert "no notifications are sent" in made.problem
+            path.chmod(0o600)
+            await until(lambda: scene.sent)
+            assert made.problem == ""
+
+    asyncio.run(scenario())
+    assert [notice.event for notice in scene.sent] == ["done"]
+    assert len(scene.context.events) == 2
 
 
 def test_damaged_outbox_is_reported_and_runs_go_on(scene: Scene) -> None:
