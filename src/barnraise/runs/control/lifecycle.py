@@ -113,8 +113,9 @@ def reason_to_decide_alone(
     ``members``: the members of the last view that this machine knows. If it is not among them, the others
     have evicted it and decide.
 
-    Of two machines, the one that is left may continue. Of more, only if all missing machines are known to be
-    down. Its decisions are provisional: they count only if the others decided nothing else in the meantime.
+    Of two machines, the one that is left may continue. Of more, only if all missing machines are judged dead.
+    A machine that has lost every link judges so, too. So decisions are provisional: they count only if the
+    others decided nothing else in the meantime.
     """
     left = [node for node in record.nodes if node not in missing]
     if me not in members or not left or left[0] != me:
@@ -124,7 +125,7 @@ def reason_to_decide_alone(
     if len(record.nodes) <= 2:
         return "the run is on two machines, and this one is left"
     if all(node in dead for node in missing):
-        return "every machine that is missing is known to be down"
+        return "no machine that still answers hears from those that are missing"
     return None
 
 
