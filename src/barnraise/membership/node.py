@@ -124,8 +124,11 @@ class MembershipNode:
 
     def quorum_status(self, now: float) -> QuorumStatus:
         """Return whether the reachable voters can decide."""
-        unreachable = self._peer_table.unreachable(self._watched_until(now))
-        return quorum_status(self.view.voters, self.dead(now) | unreachable)
+        return quorum_status(self.view.voters, self.dead(now) | self.unreachable(now))
+
+    def unreachable(self, now: float) -> frozenset[bytes]:
+        """Return the members that this node does not hear now, whether they are dead or not."""
+        return self._peer_table.unreachable(self._watched_until(now))
 
     def _watched_until(self, now: float) -> float:
         """Return until when this node has watched the others: at most one tick after the last one.

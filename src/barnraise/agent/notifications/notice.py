@@ -23,7 +23,7 @@ MAX_NAME, MAX_REASON = 64, 300
 MOST_NAMES = 16
 _LOGIN = re.compile(r"(?<=://)[^/\s@]*@")
 
-NoticeState = Literal["done", "failed", "stalled", "running", "test"]
+NoticeState = Literal["done", "failed", "stalled", "running", "unknown", "test"]
 Word = Annotated[str, Meta(max_length=MAX_NAME)]
 
 
@@ -65,6 +65,8 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
                 return f"{self.run} failed"
             case "stalled":
                 return f"{self.run} is stalled"
+            case "no-news":
+                return f"no news of {self.run}"
             case "machine-gone":
                 return f"{self.lost_machine} is gone from {self.run}"
             case _:

@@ -10,6 +10,7 @@ import threading
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Literal
 
 from barnraise.agent.context import AgentContext
 from barnraise.agent.notifications.changes import ChangeFacts, names_of, notices_of, watched_part
@@ -18,7 +19,7 @@ from barnraise.agent.notifications.desktop import missing_program, show
 from barnraise.agent.notifications.mail import send_mail
 from barnraise.agent.notifications.notice import MAX_NAME, Notice, clean, with_progress
 from barnraise.agent.notifications.outbox import KnownTarget, Outbox, WaitingNotice
-from barnraise.agent.notifications.stall import StepPace, next_pace, stall_reason
+from barnraise.agent.notifications.stall import StepPace, next_pace, no_news_reason, stall_reason
 from barnraise.agent.notifications.web import post
 from barnraise.agent.runs.registry import RunEntry, RunRegistry
 from barnraise.agent_client.notifications.requests import TargetRow, TargetTestRow
@@ -51,7 +52,8 @@ class NotificationService:
         self._context, self._registry = context, registry
         self._loop = asyncio.get_running_loop()
         self._paces: dict[str, StepPace] = {}
-        self._stalled: dict[str, int | None] = {}  # the step at which a run was last noticed as stalled
+        # What was last noticed of a run without new steps, and its step then.
+        self._silences: dict[str, tuple[str, int | None]] = {}
         self._due: dict[int, float] = {}  # when a notice is tried again, by its number
         self._attempts: dict[str, asyncio.Task[None]] = {}  # by target, one at a time
         self._changed = Wakeup()
@@ -245,40 +247,50 @@ class NotificationService:
             if entry.record.phase in ("running", "restarting") and self._is_ours(entry)
         }
         self._paces = {run: pace for run, pace in self._paces.items() if run in active}
-        self._stalled = {run: step for run, step in self._stalled.items() if run in active}
+        self._silences = {run: event for run, event in self._silences.items() if run in active}
         for run, entry in active.items():
             progress = training_progress(entry.record, entry.reports)
             at_end = progress is not None and progress.total is not None and progress.step >= progress.total
             if entry.record.finished or at_end or _is_paused(entry):
                 continue
             step = progress.step if progress is not None else None
-            pace = self._paces[run] = next_pace(self._paces.get(run, StepPace()), step, elapsed_s)
+            reporters = _reporters(entry)
+            is_heard = any(self._hears(node) for node in reporters)
+            pace = self._paces[run] = next_pace(
+                self._paces.get(run, StepPace()), step, elapsed_s, is_heard=is_heard
+            )
             least_s = self._context.settings.notifications.stalled_s
-            reason = stall_reason(pace, least_s, self._wait_reason(entry))
-            if reason and self._stalled.get(run) != pace.step:
-                self._stalled[run] = pace.step
-                notice = with_progress(self._stall(entry, reason, pace.step), progress)
-                if outbox.save(run, None, [notice]):
+            silence = stall_reason(pace, least_s, self._wait_reason(entry))
+            no_news = no_news_reason(pace, least_s, names_of(reporters, self._name_of))
+            event: Literal["stalled", "no-news"] = "no-news" if no_news else "stalled"
+            if (silence or no_news) and self._silences.get(run) != (event, pace.step):
+                self._silences[run] = event, pace.step
+                notice = self._silence(entry, event, no_news or silence, pace.step)
+                if outbox.save(run, None, [with_progress(notice, progress)]):
                     self._changed.wake()
 
-    def _stall(self, entry: RunEntry, reason: str, step: int | None) -> Notice:
+    def _silence(
+        self, entry: RunEntry, event: Literal["stalled", "no-news"], reason: str, step: int | None
+    ) -> Notice:
         return Notice(
-            event="stalled",
-            key=f"stalled {step}",
+            event=event,
+            key=f"{event} {step}",
             run=entry.run,
-            state="stalled",
+            state="stalled" if event == "stalled" else "unknown",
             reason=clean(reason),
             at=time.time(),
             sender=clean(self._name_of(self._context.me.raw), MAX_NAME),
             machines=names_of(entry.record.nodes, self._name_of),
         )
 
+    def _hears(self, node: bytes) -> bool:
+        """Tell whether news of a machine reaches this one now."""
+        is_linked = NodeId(node) in self._context.linked_nodes()
+        is_here = node == self._context.me.raw
+        return is_here or (is_linked and node not in self._context.member.unreachable(self._loop.time()))
+
     def _wait_reason(self, entry: RunEntry) -> str:
         """Return what the workers wait for, as far as this machine knows."""
-        nodes = set(entry.record.nodes)
-        here = {self._context.me.raw, *(node.raw for node in self._context.linked_nodes())}
-        if nodes and not nodes & here:
-            return "no machine of the run answers this one"
         states = reported_states(entry.reports)
         waits = (states[slot.key].wait_reason for slot in entry.record.slots if slot.key in states)
         reason = next((wait for wait in waits if wait), "")
@@ -370,6 +382,14 @@ def send(target: Target, notice: Notice) -> Delivery:
     if isinstance(target, EmailTarget):
         return send_mail(target, notice)
     return post(target, notice)
+
+
+def _reporters(entry: RunEntry) -> tuple[bytes, ...]:
+    """Return the machines of which any would report the next step; only the main worker's, if it is known."""
+    record = entry.record
+    if record.phase == "running" and record.slots:
+        return (record.slots[0].node,)
+    return record.nodes or entry.spec.nodes
 
 
 def _is_paused(entry: RunEntry) -> bool:

@@ -13,7 +13,7 @@ from barnraise.agent.notifications.delivery import TIMEOUT_S, Delivery, certific
 from barnraise.agent.notifications.notice import Notice
 from barnraise.agent_client.notifications.targets import NtfyTarget, WebhookTarget
 
-_URGENT = ("failed", "stalled", "machine-gone")
+_URGENT = ("failed", "stalled", "no-news", "machine-gone")
 
 
 def web_request(target: WebhookTarget | NtfyTarget, notice: Notice) -> urllib.request.Request:

@@ -17,7 +17,7 @@ from msgspec import Meta
 from barnraise.core.errors import ConfigError
 from barnraise.core.host_header import is_loopback
 
-EventName = Literal["done", "failed", "stalled", "machine-gone"]
+EventName = Literal["done", "failed", "stalled", "no-news", "machine-gone"]
 EVENTS: tuple[EventName, ...] = get_args(EventName)
 SUBMISSION_PORT = 587
 TLS_PORT = 465  # TLS from the first byte

@@ -49,15 +49,20 @@ class Context:
         default_factory=lambda: Settings(notifications=NotificationSettings(stalled_s=3.0))
     )
     events: list[str] = field(default_factory=list)
-    member: Any = field(
-        default_factory=lambda: SimpleNamespace(peers={}, view=SimpleNamespace(nodes=(H0, H1)))
-    )
+    unreachable: set[bytes] = field(default_factory=set)
+    linked: list[bytes] = field(default_factory=lambda: [H1])
+
+    @property
+    def member(self) -> Any:
+        return SimpleNamespace(
+            peers={}, view=SimpleNamespace(nodes=(H0, H1)), unreachable=lambda now: self.unreachable
+        )
 
     def name_of(self, node: NodeId) -> str:
         return f"h{node.raw[0]}"
 
     def linked_nodes(self) -> list[NodeId]:
-        return [NodeId(H1)]
+        return [NodeId(node) for node in self.linked]
 
     def report_event(self, text: str) -> None:
         self.events.append(text)
@@ -80,11 +85,11 @@ class Entry:
     def has_ended(self) -> bool:
         return self.record.phase == "ended"
 
-    def report_step(self, step: int) -> None:
+    def report_step(self, step: int, node: bytes = H0) -> None:
         state = WorkerState(
             rank=0, state="running", start=1, progress=TrainingProgress(step, 100, "loss", 0.5)
         )
-        self.reports[H0] = NodeReport(
+        self.reports[node] = NodeReport(
             run=self.run, incarnation=bytes(16), serial=1, stage="running", workers=(state,)
         )
 
@@ -268,6 +273,70 @@ def test_stall_is_told_once_for_each_step(scene: Scene, monkeypatch: pytest.Monk
     assert [notice.step for notice in scene.sent] == [4, 5]
     assert scene.sent[0].reason == "no step for 11 s, and a step usually takes 1 s"
     assert (scene.sent[0].metric, scene.sent[0].value) == ("loss", 0.5)
+
+
+@pytest.mark.parametrize("loss", ["link", "heartbeats"])
+def test_run_whose_main_machine_is_not_heard_has_no_news_and_is_not_stalled(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, loss: str
+) -> None:
+    """The main worker is on h1. h0 started the run, and does not know whether it goes on."""
+    monkeypatch.setattr(service, "_POLL_S", 1000.0)
+
+    async def scenario() -> None:
+        async with scene.run() as made:
+            made.add(HOOK, EVENTS)
+            entry = scene.add_run(Entry(record(H1, H2)))
+
+            def look(step: int, seconds: int) -> None:
+                entry.report_step(step, H1)
+                for _ in range(seconds):
+                    made._look(1.0)
+
+            for step in range(5):
+                look(step, 1)
+            if loss == "link":
+                scene.context.linked = [H2]
+            else:
+                scene.context.unreachable = {H1}
+            look(4, 60)
+            await until(lambda: len(scene.sent) == 1)
+            scene.context.linked, scene.context.unreachable = [H1], set()
+            look(70, 5)  # it has trained all the time
+            await asyncio.sleep(0.05)
+            assert len(scene.sent) == 1
+            look(70, 60)  # now it is known to make no step
+            await until(lambda: len(scene.sent) == 2)
+
+    asyncio.run(scenario())
+    first, second = scene.sent
+    assert (first.event, first.state, first.title) == ("no-news", "unknown", "no news of train-k3f9")
+    assert first.reason == "no news from h1 for 11 s; the run may go on there"
+    assert (second.event, second.step) == ("stalled", 70)
+
+
+def test_run_that_is_heard_again_is_stalled_only_after_it_could_report(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "_POLL_S", 1000.0)
+
+    async def scenario() -> None:
+        async with scene.run() as made:
+            made.add(HOOK, ("stalled",))
+            entry = scene.add_run(Entry(record(H1, H2)))
+            for step in range(5):
+                entry.report_step(step, H1)
+                made._look(1.0)
+            scene.context.linked = []
+            for _ in range(60):
+                made._look(1.0)
+            scene.context.linked = [H1]
+            made._look(1.0)  # its report is on the way
+            entry.report_step(64, H1)
+            made._look(1.0)
+            await asyncio.sleep(0.05)
+
+    asyncio.run(scenario())
+    assert scene.sent == []
 
 
 def test_paused_run_is_not_stalled(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
