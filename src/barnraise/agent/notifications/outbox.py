@@ -26,6 +26,7 @@ from barnraise.runs.record import RunRecord, decode_record, encode_record
 
 FILE_NAME = "notifications.db"
 MAX_OF_RUN = 100  # notices of one run for one target, so that a machine that comes and goes sends no flood
+_KEPT_EVENTS = 10_000  # of runs that are forgotten, so that none is told again
 _FORM = 1
 _targets: msgspec.msgpack.Decoder[Target] = msgspec.msgpack.Decoder(Target)
 _notices = msgspec.msgpack.Decoder(Notice)
@@ -71,7 +72,8 @@ class Outbox:
             self._base = WriteBehindDatabase(self._path, _TABLES, _FORM, ("target", "watched", "notice"))
         except (OSError, sqlite3.Error) as error:
             raise self._broken(error) from error
-        self._names = frozenset(str(name) for (name,) in self._base.rows("SELECT name FROM target"))
+        rows = self._base.rows("SELECT name, events FROM target")
+        self._events = {str(name): frozenset(str(events).split()) for name, events in rows}
 
     def close(self) -> None:
         self._base.close()
@@ -89,7 +91,11 @@ class Outbox:
     @property
     def has_targets(self) -> bool:
         """Tell whether there is a target; without one, no run is watched."""
-        return bool(self._names)
+        return bool(self._events)
+
+    def takes(self, event: EventName) -> bool:
+        """Tell whether a target wants notices of an event."""
+        return any(event in events for events in self._events.values())
 
     # targets
 
@@ -135,7 +141,7 @@ class Outbox:
             raise AgentError(f"there are {MAX_TARGETS} targets already", hint="Remove one that is not used.")
         kind = kind_of(target)
         names = (kind, *(f"{kind}-{number}" for number in range(2, MAX_TARGETS + 2)))
-        name = next(name for name in names if name not in self._names)
+        name = next(name for name in names if name not in self._events)
         row = name, msgspec.msgpack.encode(target), " ".join(events)
         runs = [(run, encode_record(record)) for run, record in active.items()]
 
@@ -144,14 +150,14 @@ class Outbox:
             base.executemany("INSERT OR IGNORE INTO watched VALUES (?, ?)", runs)
 
         self._change_on_disk(insert)
-        self._names |= {name}
+        self._events[name] = frozenset(events)
         return name
 
     def remove(self, name: str) -> None:
         """Remove a target with its secrets and notices; raise AgentError if there is none of this name."""
-        if name not in self._names:
+        if name not in self._events:
             raise AgentError(f"there is no target {name}", hint="List them: barnraise notify list")
-        is_last = len(self._names) == 1
+        is_last = len(self._events) == 1
 
         def delete(base: sqlite3.Connection) -> None:
             base.execute("DELETE FROM target WHERE name = ?", (name,))
@@ -160,7 +166,7 @@ class Outbox:
                 base.execute("DELETE FROM watched")
 
         self._change_on_disk(delete)
-        self._names -= {name}
+        del self._events[name]
         with self._errors():
             self._base.empty_log()
 
@@ -192,15 +198,20 @@ class Outbox:
         return self._base.change(insert) > 0
 
     def keep_only(self, runs: Collection[str]) -> None:
-        """Forget which events all other runs had, except notices that still wait."""
-        known = {
-            str(row[0]) for row in self._base.rows("SELECT run FROM watched UNION SELECT run FROM notice")
-        }
+        """Forget the records of all other runs, and which events they had except the newest.
+
+        A machine may send the record of an old run again. Then its events must still be known.
+        """
+        known = {str(run) for (run,) in self._base.rows("SELECT run FROM watched")}
         forgotten = [(run,) for run in known.difference(runs)]
+        old = (
+            "DELETE FROM notice WHERE body IS NULL AND number <= (SELECT max(number) FROM notice) - ?"
+            " AND run NOT IN (SELECT run FROM watched)"
+        )
 
         def delete(base: sqlite3.Connection) -> None:
             base.executemany("DELETE FROM watched WHERE run = ?", forgotten)
-            base.executemany("DELETE FROM notice WHERE run = ? AND body IS NULL", forgotten)
+            base.execute(old, (_KEPT_EVENTS,))
 
         if forgotten:
             self._base.change(delete)

@@ -12,6 +12,8 @@ import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal
 
+from msgspec.structs import replace
+
 from barnraise.agent.context import AgentContext
 from barnraise.agent.notifications.changes import ChangeFacts, names_of, notices_of, watched_part
 from barnraise.agent.notifications.delivery import LONGEST_S, RETRIES, Delivery, gives_up
@@ -41,6 +43,7 @@ _IDLE_S = 60.0
 _SAVE_AGAIN_S = 10.0
 _OPEN_AGAIN_S = 60.0
 _STOP_S = 3.0
+_MISSED_S = 7 * 86400.0  # an older attempt that is not known here is no news
 
 _log = logging.getLogger(__name__)
 
@@ -73,6 +76,8 @@ class NotificationService:
         except BarnraiseError as error:
             self._closed_because = error.message
         self._report_problem()
+        if self.takes_failures:
+            self._context.machine_changed()
 
     async def stop(self) -> None:
         """Wait a moment for deliveries, and close the outbox. The rest is sent after the next start."""
@@ -92,6 +97,11 @@ class NotificationService:
     def has_targets(self) -> bool:
         """Tell whether this machine has a target."""
         return self._outbox is not None and self._outbox.has_targets
+
+    @property
+    def takes_failures(self) -> bool:
+        """Tell whether a target of this machine takes notices of failures."""
+        return self._outbox is not None and self._outbox.takes("failed")
 
     @property
     def problem(self) -> str:
@@ -141,16 +151,20 @@ class NotificationService:
                 f"this machine has no {program}, which shows notices on the desktop",
                 hint="On Debian or Ubuntu: apt install libnotify-bin.",
             )
-        active = {
+        # Also attempts that have ended: those that are not known now and are reported later, were missed.
+        known = {
             entry.run: watched_part(entry.record)
             for entry in self._registry.runs.values()
-            if self._is_ours(entry) and not entry.has_ended
+            if entry.spec.job or (self._is_ours(entry) and not entry.has_ended)
         }
-        return self._open_outbox.add(target, events, active)
+        name = self._open_outbox.add(target, events, known)
+        self._context.machine_changed()
+        return name
 
     def remove(self, name: str) -> None:
         """Remove a target; raise AgentError if there is none of this name."""
         self._open_outbox.remove(name)
+        self._context.machine_changed()
 
     async def test(self, name: str | None) -> tuple[TargetTestRow, ...]:
         """Send a test notice to a target, or to all; raise AgentError if there is none."""
@@ -185,20 +199,23 @@ class NotificationService:
             _log.error("the notices of run %s are not queued: %s", entry.run, error.message)
 
     def _compare(self, entry: RunEntry) -> None:
-        outbox = self._outbox
-        if outbox is None or not outbox.has_targets or not self._is_ours(entry):
+        outbox, is_ours = self._outbox, self._is_ours(entry)
+        # Any machine may be named for the notices of an attempt later, so it watches all attempts.
+        if outbox is None or not outbox.has_targets or not (is_ours or entry.spec.job):
             return
         old, new = outbox.watched(entry.run), watched_part(entry.record)
         if old is None:
-            if not entry.has_ended:  # else it ended before there was a target
-                outbox.save(entry.run, new, [])
-                outbox.keep_only(self._registry.runs)
-            return
-        if old == new:
+            # An attempt may begin and end while this agent is off.
+            is_missed = bool(entry.spec.job) and time.time() - entry.spec.at < _MISSED_S
+            if entry.has_ended and not is_missed:
+                return  # it ended before there was a target, or was forgotten here
+            outbox.keep_only(self._registry.runs)
+            old = replace(new, phase="preparing", outcome=None) if entry.has_ended else new
+        elif old == new:
             return
         progress = training_progress(entry.record, entry.reports)
-        notices = [with_progress(notice, progress) for notice in notices_of(old, new, self._facts(entry))]
-        if outbox.save(entry.run, new, notices):
+        changes = notices_of(old, new, self._facts(entry)) if is_ours else []
+        if outbox.save(entry.run, new, [with_progress(notice, progress) for notice in changes]):
             self._changed.wake()
         self._report_problem()
 
@@ -217,8 +234,11 @@ class NotificationService:
         )
 
     def _is_ours(self, entry: RunEntry) -> bool:
-        """Tell whether this machine started the run, also with an earlier key."""
-        by, log = NodeId(entry.spec.by), self._context.log
+        """Tell whether this machine sends the notices of the run: the starter, or another one that is named.
+
+        It may have another key now.
+        """
+        by, log = NodeId(entry.record.notifier or entry.spec.by), self._context.log
         return self._context.me in (by, log.current(by))
 
     def _name_of(self, node: bytes) -> str:

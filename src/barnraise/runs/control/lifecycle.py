@@ -66,6 +66,10 @@ def next_record(record: RunRecord, facts: ReconcileInput) -> RunRecord | None:
     if record.phase != "ended":
         merged = merge_failures(changed or record, facts.reports)
         changed = merged if merged is not record else changed
+    # A version of its own would begin the waits of the other phases again.
+    named = changed or (record if record.phase == "running" else None)
+    if named is not None and named.notifier != facts.notifier:
+        changed = replace(named, notifier=facts.notifier)
     if changed is None:
         return None
     return replace(note_change(record, number_workers(changed)), version=record.version + 1)

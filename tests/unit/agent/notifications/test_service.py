@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -49,6 +50,7 @@ class Context:
         default_factory=lambda: Settings(notifications=NotificationSettings(stalled_s=3.0))
     )
     events: list[str] = field(default_factory=list)
+    hellos: int = 0
     unreachable: set[bytes] = field(default_factory=set)
     linked: list[bytes] = field(default_factory=lambda: [H1])
 
@@ -67,6 +69,9 @@ class Context:
     def report_event(self, text: str) -> None:
         self.events.append(text)
 
+    def machine_changed(self) -> None:
+        self.hellos += 1
+
 
 @dataclass
 class Entry:
@@ -75,11 +80,13 @@ class Entry:
     record: RunRecord
     by: bytes = H0
     run: str = "train-k3f9"
+    job: bytes = b""
+    at: float = field(default_factory=time.time)
     reports: dict[bytes, NodeReport] = field(default_factory=dict)
 
     @property
     def spec(self) -> Any:
-        return SimpleNamespace(by=self.by, nodes=(H0, H1))
+        return SimpleNamespace(by=self.by, nodes=(H0, H1), job=self.job, at=self.at)
 
     @property
     def has_ended(self) -> bool:
@@ -160,6 +167,137 @@ async def scenario_of_own_run(scene: Scene, by: bytes, expected: list[str]) -> N
 @pytest.mark.parametrize(("by", "expected"), [(H0, ["done"]), (H2, ["done"]), (H1, [])])
 def test_only_the_machine_that_started_a_run_sends(scene: Scene, by: bytes, expected: list[str]) -> None:
     asyncio.run(scenario_of_own_run(scene, by, expected))
+
+
+JOB = b"the spec of the job"
+H3 = bytes([3]) * 32
+
+
+def test_machine_that_is_named_sends_the_end_of_an_attempt_and_the_one_that_added_it_does_not(
+    scene: Scene,
+) -> None:
+    """The record names h0 or h1 for the notices of a job that h1 added."""
+
+    async def scenario() -> None:
+        async with scene.run() as made:
+            made.add(HOOK, EVENTS)
+            for run, by, notifier in (("a", H1, H0), ("b", H0, H1), ("c", H1, b""), ("d", H0, b"")):
+                entry = scene.add_run(Entry(record(H1), by=by, run=run, job=JOB))
+                made.on_record(entry)  # type: ignore[arg-type]
+                entry.record = replace(ended(1, "failed"), notifier=notifier)
+                made.on_record(entry)  # type: ignore[arg-type]
+            await until(lambda: len(scene.sent) == 2)
+            await asyncio.sleep(0.05)
+
+    asyncio.run(scenario())
+    assert [(notice.run, notice.event) for notice in scene.sent] == [("a", "failed"), ("d", "failed")]
+
+
+@pytest.mark.parametrize("notifier", [b"", H0, H1, H3])
+def test_exactly_one_machine_sends_what_a_version_calls_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notifier: bytes
+) -> None:
+    """All machines have a target and see the same record of a job that h1 added."""
+    scenes = []
+    for node in (H0, H1, H3):
+        (tmp_path / f"h{node[0]}").mkdir()
+        scenes.append(Scene(tmp_path / f"h{node[0]}", monkeypatch))
+        scenes[-1].context.me = NodeId(node)
+
+    async def scenario(scene: Scene) -> None:
+        monkeypatch.setattr(service, "send", scene._send)
+        entry = scene.add_run(Entry(record(H1), by=H1, job=JOB))
+        async with scene.run() as made:
+            made.add(HOOK, EVENTS)
+            made.on_record(entry)  # type: ignore[arg-type]
+            entry.record = replace(ended(1, "failed"), notifier=notifier)
+            made.on_record(entry)  # type: ignore[arg-type]
+            await asyncio.sleep(0.1)
+
+    for scene in scenes:
+        asyncio.run(scenario(scene))
+    assert [scene.context.me.raw for scene in scenes if scene.sent] == [notifier or H1]
+
+
+def test_machine_tells_only_what_happens_while_it_is_named(scene: Scene) -> None:
+    async def scenario() -> None:
+        entry = scene.add_run(Entry(record(H0, H1, H2), by=H1, job=JOB))
+        async with scene.run() as made:
+            made.add(HOOK, EVENTS)
+            made.on_record(entry)  # type: ignore[arg-type]
+            entry.record = replace(record(H0, H1), version=2, generation=2, why="h2 disappeared; x")
+            made.on_record(entry)  # type: ignore[arg-type]
+            change = {"version": 3, "generation": 3, "why": "h1 disappeared; x", "notifier": H0}
+            entry.record = replace(record(H0), **change)
+            made.on_record(entry)  # type: ignore[arg-type]
+            entry.record = replace(ended(0, "finished"), notifier=b"")  # h1 is back
+            made.on_record(entry)  # type: ignore[arg-type]
+            await until(lambda: scene.sent)
+            await asyncio.sleep(0.05)
+
+    asyncio.run(scenario())
+    assert [(notice.event, notice.lost_machine) for notice in scene.sent] == [("machine-gone", "h1")]
+
+
+@pytest.mark.parametrize(
+    ("entry", "count"),
+    [
+        (Entry(ended(1, "failed"), job=JOB), 1),
+        (Entry(ended(1, "failed"), job=JOB, at=1000.0), 0),
+        (Entry(ended(1, "failed"), job=JOB, by=H1), 0),
+        (Entry(ended(1, "failed")), 0),
+    ],
+    ids=["missed", "old", "of another", "no job"],
+)
+def test_attempt_that_began_and_ended_while_the_agent_was_off_is_told_once(
+    scene: Scene, entry: Entry, count: int
+) -> None:
+    async def scenario() -> None:
+        async with scene.run() as made:
+            made.add(HOOK, EVENTS)
+            scene.add_run(entry)
+            made.on_record(entry)  # type: ignore[arg-type]
+            await until(lambda: len(scene.sent) == count)
+            scene.registry.runs.clear()  # the registry forgets old runs
+            other = scene.add_run(Entry(record(H0), run="other"))
+            made.on_record(other)  # type: ignore[arg-type]
+            scene.add_run(entry)  # and another machine sends it again
+            made.on_record(entry)  # type: ignore[arg-type]
+            await asyncio.sleep(0.05)
+
+    asyncio.run(scenario())
+    assert len(scene.sent) == count
+
+
+def test_attempt_that_ended_before_there_was_a_target_is_not_told(scene: Scene) -> None:
+    async def scenario() -> None:
+        async with scene.run() as made:
+            entry = scene.add_run(Entry(ended(1, "failed"), job=JOB))
+            made.add(HOOK, EVENTS)
+            made.on_record(entry)  # type: ignore[arg-type]
+            await asyncio.sleep(0.05)
+
+    asyncio.run(scenario())
+    assert scene.sent == []
+
+
+def test_other_machines_learn_whether_there_is_a_target_for_failures(scene: Scene) -> None:
+    states: list[tuple[bool, int]] = []
+
+    async def scenario() -> None:
+        async with scene.run() as made:
+            states.append((made.takes_failures, scene.context.hellos))
+            made.add(WebhookTarget("https://home.org/done"), ("done",))
+            states.append((made.takes_failures, scene.context.hellos))
+            made.add(HOOK, EVENTS)
+            states.append((made.takes_failures, scene.context.hellos))
+        async with scene.run() as made:
+            states.append((made.takes_failures, scene.context.hellos))
+            made.remove("webhook-2")
+            states.append((made.takes_failures, scene.context.hellos))
+
+    asyncio.run(scenario())
+    assert states == [(False, 0), (False, 1), (True, 2), (True, 3), (False, 4)]
 
 
 def test_run_that_ended_before_there_was_a_target_is_not_told(scene: Scene) -> None:
