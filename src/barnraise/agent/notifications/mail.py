@@ -23,7 +23,7 @@ def mail_message(target: EmailTarget, notice: Notice) -> EmailMessage:
     message = EmailMessage()
     message["From"] = target.sender
     message["To"] = target.address
-    message["Subject"] = f"Barnraise: {notice.title}"
+    message["Subject"] = notice.header_title
     message["Date"] = formatdate(notice.at)
     message["Message-ID"] = f"<{notice.id}@barnraise.invalid>"
     message["Auto-Submitted"] = "auto-generated"  # no automatic reply comes back (RFC 3834)

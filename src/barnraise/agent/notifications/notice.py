@@ -73,6 +73,15 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
                 return "a test of barnraise notify"
 
     @property
+    def header_title(self) -> str:
+        """Return the title for a header of a mail or of HTTP.
+
+        A name of a machine could hold an encoded word (RFC 2047), in which readers find line ends and other
+        headers.
+        """
+        return f"Barnraise: {self.title}".replace("=?", "= ?")
+
+    @property
     def text(self) -> str:
         """Return what happened, and how far the run is, in one line."""
         parts = [self.reason]

@@ -26,7 +26,7 @@ def web_request(target: WebhookTarget | NtfyTarget, notice: Notice) -> urllib.re
         body = json.dumps(notice.to_json()).encode()
     else:
         # A header holds ASCII only; the text has the names as they are.
-        headers["Title"] = f"Barnraise: {notice.title.encode('ascii', 'replace').decode()}"
+        headers["Title"] = notice.header_title.encode("ascii", "replace").decode()
         headers["Priority"] = "high" if notice.event in _URGENT else "default"
         headers["Content-Type"] = "text/plain; charset=utf-8"
         body = notice.text.encode()

@@ -37,6 +37,13 @@ def test_ntfy_gets_title_and_text_in_any_script() -> None:
     assert "Authorization" not in received.headers
 
 
+def test_title_for_ntfy_has_no_encoded_word() -> None:
+    """An ntfy server decodes them, and its text may then have line ends."""
+    changed = replace(notice(), event="machine-gone", lost_machine="=?utf-8?q?a=0Ab?=")
+    request = web_request(NtfyTarget("https://ntfy.sh/x"), changed)
+    assert request.get_header("Title") == "Barnraise: = ?utf-8?q?a=0Ab?= is gone from train-k3f9"
+
+
 def test_done_run_is_not_urgent() -> None:
     request = web_request(NtfyTarget("https://ntfy.sh/x"), notice(event="done", state="done"))
     assert request.get_header("Priority") == "default"
