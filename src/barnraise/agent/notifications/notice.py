@@ -21,7 +21,8 @@ from barnraise.core.units import counted
 
 MAX_NAME, MAX_REASON = 64, 300
 MOST_NAMES = 16
-_LOGIN = re.compile(r"(?<=://)[^/\s@]*@")
+_LOGIN = re.compile(r"(?<=://)[^/\s]*@")  # up to the last @: a password may hold one
+_MOST_READ = 32768  # characters of a sentence of a record
 
 NoticeState = Literal["done", "failed", "stalled", "running", "unknown", "test"]
 Word = Annotated[str, Meta(max_length=MAX_NAME)]
@@ -119,7 +120,7 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
 
 def clean(text: str, limit: int = MAX_REASON) -> str:
     """Return a text of a script or of another machine as a notice may quote it: one short line."""
-    words = " ".join(text[: 8 * limit].split())
+    words = " ".join(text[:_MOST_READ].split())
     return printable(_LOGIN.sub("…@", words), limit=limit)
 
 

@@ -62,6 +62,8 @@ def test_name_of_a_metric_is_cleaned() -> None:
 def test_clean_text_is_one_short_line_without_logins() -> None:
     assert clean("a\n\tb  c") == "a b c"
     assert clean("git+https://me:pw@x.org/r and ssh://k@y") == "git+https://…@x.org/r and ssh://…@y"
+    assert clean("http://me:p@ss@x.org:80/r@2") == "http://…@x.org:80/r@2"
+    assert "S3CRET" not in clean(f"{' ' * 2380}https://me:S3CRET-of-a-login@x.org/")
     assert len(clean("x" * 10_000)) == 300
     assert clean("\x1b]0;title\x07") == "?]0;title?"
 
