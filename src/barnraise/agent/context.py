@@ -78,7 +78,10 @@ class AgentContext(Protocol):
         """Send a message on the bulk route; it is dropped if the machine is not connected."""
 
     def machine_changed(self) -> None:
-        """Send this machine's new hardware facts to all connected machines."""
+        """Send what this machine now says of itself to all connected machines."""
+
+    def sends_notices(self, node: NodeId) -> bool:
+        """Tell whether a machine has a target for notices of failures."""
 
     def report_event(self, text: str) -> None:
         """Write one line to the log, the display and `barnraise status`."""

@@ -455,8 +455,12 @@ class Agent:
         self.queue.wake()
 
     def machine_changed(self) -> None:
-        """Send this machine's new hardware facts to all connected machines."""
+        """Send what this machine now says of itself to all connected machines."""
         self._send_hello()
+
+    def sends_notices(self, node: NodeId) -> bool:
+        """Tell whether a machine has a target for notices of failures."""
+        return self.notifications.takes_failures if node == self.me else self.peer_store[node].notifies
 
     def machine_of(self, node: NodeId) -> Machine | None:
         """Return the hardware facts of a machine, or None if they are unknown."""
@@ -545,6 +549,7 @@ class Agent:
             epoch=len(self.log.secrets),
             machine=msgspec.msgpack.encode(self.link_prober.machine),
             paused=self.limits.shown_reason,
+            notifies=self.notifications.takes_failures,
         )
         return protocol.encode_hello(hello)
 

@@ -41,6 +41,7 @@ class PeerHello(msgspec.Struct, frozen=True, array_like=True):
     epoch: Annotated[int, Meta(ge=1, le=4096)]
     machine: Annotated[bytes, Meta(max_length=16384)] = b""
     paused: Annotated[str, Meta(max_length=200)] = ""  # why runs of other machines may not use it now
+    notifies: bool = False  # it has a target for notices of failures
 
 
 _encoder = msgspec.msgpack.Encoder()

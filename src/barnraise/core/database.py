@@ -59,7 +59,8 @@ def transaction(base: sqlite3.Connection) -> Iterator[None]:
     base.execute("BEGIN IMMEDIATE")
     try:
         yield
+        base.execute("COMMIT")
     except BaseException:
-        base.execute("ROLLBACK")
+        if base.in_transaction:  # SQLite itself rolls back after some errors of the disk
+            base.execute("ROLLBACK")
         raise
-    base.execute("COMMIT")

@@ -116,7 +116,7 @@ class MembershipNode:
 
     def dead(self, now: float) -> frozenset[bytes]:
         """Return the members that are judged dead."""
-        return self._peer_table.dead(now)
+        return self._peer_table.dead(self._watched_until(now))
 
     def coordinator(self, now: float) -> ElectedCoordinator:
         """Return the member that should propose the next view."""
@@ -124,7 +124,19 @@ class MembershipNode:
 
     def quorum_status(self, now: float) -> QuorumStatus:
         """Return whether the reachable voters can decide."""
-        return quorum_status(self.view.voters, self.dead(now) | self._peer_table.unreachable(now))
+        return quorum_status(self.view.voters, self.dead(now) | self.unreachable(now))
+
+    def unreachable(self, now: float) -> frozenset[bytes]:
+        """Return the members that this node does not hear now, whether they are dead or not."""
+        return self._peer_table.unreachable(self._watched_until(now))
+
+    def _watched_until(self, now: float) -> float:
+        """Return until when this node has watched the others: at most one tick after the last one.
+
+        A question may come after this machine stood still, and before the tick that notices it. The others
+        were not silent in that time: nothing listened.
+        """
+        return min(now, max(self._last_tick, self._peer_table.woke_at) + TICK_S)
 
     def is_current(self, now: float) -> bool:
         """Return True if a quorum confirms this node's view now. Only then it takes orders of others.

@@ -184,6 +184,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     # The newest changes: two may follow each other before a reader has seen the first.
     changes: Annotated[tuple[RunChange, ...], Meta(max_length=MAX_CHANGES)] = ()
     outcome: RunOutcome | None = None
+    # The machine that sends the notices of this version; empty: the one that started the run.
+    notifier: Annotated[bytes, Meta(max_length=32)] = b""
 
     @property
     def nodes(self) -> tuple[bytes, ...]:

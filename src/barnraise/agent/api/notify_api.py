@@ -33,7 +33,7 @@ async def answer(agent: Agent, request: NotificationRequest) -> NotificationAnsw
             rows = tuple(row for row in service.table() if row.name == name)
             return TargetsResponse(rows, _CLEAR if is_unencrypted(request.target) else "")
         case ListTargetsRequest():
-            return TargetsResponse(service.table())
+            return TargetsResponse(service.table(), service.problem)
         case RemoveTargetRequest():
             service.remove(request.name)
             return TargetsResponse(service.table())

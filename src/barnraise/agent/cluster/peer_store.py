@@ -23,6 +23,7 @@ class PeerInfo(msgspec.Struct, frozen=True, array_like=True):
     version: str = ""
     machine: bytes = b""
     paused: str = ""
+    notifies: bool = False
 
 
 class PeerStore:
@@ -57,12 +58,17 @@ class PeerStore:
     def apply_hello(self, node: NodeId, hello: PeerHello, met_at: str) -> None:
         """Store what a machine says of itself; the address of its connection comes first."""
         addresses = tuple(dict.fromkeys((met_at, *hello.addresses)))[:8]
-        self._set(
-            node,
-            PeerInfo(
-                hello.name, addresses, hello.port, hello.epoch, hello.version, hello.machine, hello.paused
-            ),
+        info = PeerInfo(
+            name=hello.name,
+            addresses=addresses,
+            port=hello.port,
+            epoch=hello.epoch,
+            version=hello.version,
+            machine=hello.machine,
+            paused=hello.paused,
+            notifies=hello.notifies,
         )
+        self._set(node, info)
 
     def add_hint(self, node: NodeId, addresses: tuple[str, ...], port: int, epoch: int) -> None:
         """Store addresses that another machine reported, unless some are known."""

@@ -20,6 +20,7 @@ CHECKS = (
     "fork",
     "interface",
     "local-network",
+    "notifications",
     "quorum",
     "reach",
     "stalls",
@@ -322,6 +323,14 @@ def quorum(decides: bool, online: int, voters: int, needed: tuple[str, ...]) -> 
         f"Start it (on it: barnraise up --detach); only if it will not return: barnraise continue {without}",
         needed[0] if len(needed) == 1 else "",
     )
+
+
+def notifications(problem: str, *, has_targets: bool) -> CheckRow | None:
+    """Check that the notices of this machine's runs are on its disk; ``problem``: why they are not."""
+    if problem:
+        fix = "Free some disk space, and let this user write there: barnraise settings shows the folder"
+        return CheckRow("notifications", "warn", problem, fix)
+    return CheckRow("notifications", "ok", "all notices are on the disk") if has_targets else None
 
 
 def stalls(seconds: tuple[float, ...], up_s: float) -> CheckRow:

@@ -134,6 +134,9 @@ def _cluster_rows(agent: Agent, peers: Iterable[PeerFacts], dials: list[DialResu
     voters = len(agent.member.view.voters)
     needed = tuple(agent.name_of(NodeId(raw)) for raw in standing.needed)
     yield checks.quorum(standing.decides, voters - len(standing.missing), voters, needed)
+    row = checks.notifications(agent.notifications.problem, has_targets=agent.notifications.has_targets)
+    if row is not None:
+        yield row
     pauses = [float(match[1]) for event in agent.events if (match := _ASLEEP.search(event))]
     yield checks.stalls(tuple(pauses), now - agent.started)
 

@@ -12,6 +12,7 @@ TIMEOUT_S = 10.0  # of a connection, and of each answer
 LONGEST_S = 40.0  # of a whole attempt
 
 _TRY_AGAIN = (408, 425, 429)
+_OTHER_NAMES = (62, 64)  # OpenSSL's codes for a certificate of another name or address
 
 
 class Delivery(NamedTuple):
@@ -42,6 +43,15 @@ def http_delivery(status: int) -> Delivery:
 def mail_delivery(code: int, what: str) -> Delivery:
     """Return what the refusal of a mail server means; codes below 500 are temporary."""
     return Delivery(f"the mail server refused {what} with {code}", is_final=500 <= code < 600)
+
+
+def certificate_delivery(server: str, code: int, message: str) -> Delivery:
+    """Return what an invalid certificate means; ``code`` and ``message`` are those of OpenSSL.
+
+    Its message about a wrong name quotes the name that was asked for, which may be a secret.
+    """
+    why = "it is for another name" if code in _OTHER_NAMES else message
+    return Delivery(f"the certificate of the {server} is not valid: {why}")
 
 
 def gives_up(delivery: Delivery, attempts: int) -> bool:

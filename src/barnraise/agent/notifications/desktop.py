@@ -52,7 +52,7 @@ def desktop_command(platform: str, title: str, text: str) -> DesktopCommand:
         encoded = base64.b64encode(_TOAST.encode("utf-16-le")).decode()
         words = ("powershell.exe", "-NoProfile", "-NonInteractive", "-EncodedCommand", encoded)
         return DesktopCommand(words, {"NOTICE_TITLE": title, "NOTICE_TEXT": text})
-    return DesktopCommand(("notify-send", f"--app-name={_APP}", "--", title, _without_markup(text)), {})
+    return DesktopCommand(("notify-send", f"--app-name={_APP}", "--", title, _plain_body(text)), {})
 
 
 def session_variables(environment: Mapping[str, str], exists: Callable[[str], bool]) -> dict[str, str]:
@@ -95,6 +95,10 @@ def show(notice: Notice, platform: str, environment: Mapping[str, str]) -> Deliv
     return DELIVERED if done.returncode == 0 else Delivery(f"{program} exited with code {done.returncode}")
 
 
-def _without_markup(text: str) -> str:
-    """Return a text in which notification servers of Linux see no markup."""
+def _plain_body(text: str) -> str:
+    """Return a text in which notify-send sees no escape, and notification servers of Linux no markup.
+
+    ``\\074`` would become ``<``, and ``\\377`` an error.
+    """
+    text = text.replace("\\", "\\\\")
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

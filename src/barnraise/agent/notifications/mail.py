@@ -7,7 +7,13 @@ import ssl
 from email.message import EmailMessage
 from email.utils import formatdate
 
-from barnraise.agent.notifications.delivery import DELIVERED, TIMEOUT_S, Delivery, mail_delivery
+from barnraise.agent.notifications.delivery import (
+    DELIVERED,
+    TIMEOUT_S,
+    Delivery,
+    certificate_delivery,
+    mail_delivery,
+)
 from barnraise.agent.notifications.notice import Notice
 from barnraise.agent_client.notifications.targets import TLS_PORT, EmailTarget
 
@@ -17,7 +23,7 @@ def mail_message(target: EmailTarget, notice: Notice) -> EmailMessage:
     message = EmailMessage()
     message["From"] = target.sender
     message["To"] = target.address
-    message["Subject"] = f"Barnraise: {notice.title}"
+    message["Subject"] = notice.header_title
     message["Date"] = formatdate(notice.at)
     message["Message-ID"] = f"<{notice.id}@barnraise.invalid>"
     message["Auto-Submitted"] = "auto-generated"  # no automatic reply comes back (RFC 3834)
@@ -61,7 +67,7 @@ def mail_failure(error: Exception) -> Delivery:
         case smtplib.SMTPNotSupportedError():
             return Delivery("the mail server offers no TLS, or no login that is known here", is_final=True)
         case ssl.SSLCertVerificationError():
-            return Delivery(f"the certificate of the mail server is not valid: {error.verify_message}")
+            return certificate_delivery("mail server", error.verify_code, error.verify_message)
         case TimeoutError():
             return Delivery(f"the mail server did not answer within {TIMEOUT_S:g} s")
         case OSError() if error.strerror:

@@ -21,9 +21,11 @@ from barnraise.core.units import counted
 
 MAX_NAME, MAX_REASON = 64, 300
 MOST_NAMES = 16
-_LOGIN = re.compile(r"(?<=://)[^/\s@]*@")
+_LOGIN = re.compile(r"(?<=://)[^/\s]*@")  # up to the last @: a password may hold one
+_COMMANDS = re.compile(r"[@<]|\](?=\()")  # @everyone, <!channel>, [a link](...)
+_MOST_READ = 32768  # characters of a sentence of a record
 
-NoticeState = Literal["done", "failed", "stalled", "running", "test"]
+NoticeState = Literal["done", "failed", "stalled", "running", "unknown", "test"]
 Word = Annotated[str, Meta(max_length=MAX_NAME)]
 
 
@@ -65,10 +67,21 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
                 return f"{self.run} failed"
             case "stalled":
                 return f"{self.run} is stalled"
+            case "no-news":
+                return f"no news of {self.run}"
             case "machine-gone":
                 return f"{self.lost_machine} is gone from {self.run}"
             case _:
                 return "a test of barnraise notify"
+
+    @property
+    def header_title(self) -> str:
+        """Return the title for a header of a mail or of HTTP.
+
+        A name of a machine could hold an encoded word (RFC 2047), in which readers find line ends and other
+        headers.
+        """
+        return f"Barnraise: {self.title}".replace("=?", "= ?")
 
     @property
     def text(self) -> str:
@@ -84,8 +97,11 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
         return "; ".join(part for part in parts if part)
 
     def to_json(self) -> dict[str, object]:
-        """Return the notice as a webhook gets it. ``text`` and ``content``: for services that show a line."""
-        line = f"{self.title}: {self.text}"
+        """Return the notice as a webhook gets it. ``text`` and ``content``: for services that show a line.
+
+        In this line, a name is no mention of people and no link, which such services would make of it.
+        """
+        line = _COMMANDS.sub("\\g<0>\u200b", f"{self.title}: {self.text}")
         return {
             "id": self.id,
             "event": self.event,
@@ -108,7 +124,7 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
 
 def clean(text: str, limit: int = MAX_REASON) -> str:
     """Return a text of a script or of another machine as a notice may quote it: one short line."""
-    words = " ".join(text[: 8 * limit].split())
+    words = " ".join(text[:_MOST_READ].split())
     return printable(_LOGIN.sub("…@", words), limit=limit)
 
 

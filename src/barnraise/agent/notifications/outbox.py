@@ -1,7 +1,8 @@
 """Outbox of notices in SQLite: the targets with their secrets, the watched runs, and what was sent where.
 
 A change of a run and the notices that it calls for are saved in one transaction. So each event makes one
-notice for each target, however often the agent restarts.
+notice for each target, however often the agent restarts. While the disk takes nothing, the agent's memory has
+what was queued and sent.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ import contextlib
 import sqlite3
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from barnraise.agent.notifications.notice import Notice
+from barnraise.agent.notifications.write_behind import Change, T, WriteBehindDatabase
 from barnraise.agent_client.notifications.requests import MAX_TARGETS, TargetRow
 from barnraise.agent_client.notifications.targets import EventName, Target, kind_of
-from barnraise.core.database import open_database, transaction
 from barnraise.core.decoding import decode
 from barnraise.core.errors import AgentError
 from barnraise.identity.private_file import private_directory
@@ -25,6 +26,7 @@ from barnraise.runs.record import RunRecord, decode_record, encode_record
 
 FILE_NAME = "notifications.db"
 MAX_OF_RUN = 100  # notices of one run for one target, so that a machine that comes and goes sends no flood
+_KEPT_EVENTS = 10_000  # of runs that are forgotten, so that none is told again
 _FORM = 1
 _targets: msgspec.msgpack.Decoder[Target] = msgspec.msgpack.Decoder(Target)
 _notices = msgspec.msgpack.Decoder(Notice)
@@ -59,37 +61,54 @@ class WaitingNotice(NamedTuple):
 
 
 class Outbox:
-    """Database of one agent's notifications. A method that writes returns when the data is on disk."""
+    """Database of one agent's notifications.
+
+    Targets are on disk when they are added or removed. All else is saved at once if the disk takes it.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._path = private_directory(directory) / FILE_NAME
         try:
-            self._base = open_database(self._path, _TABLES, _FORM, AgentError)
-            self._base.execute("PRAGMA secure_delete=ON")
+            self._base = WriteBehindDatabase(self._path, _TABLES, _FORM, ("target", "watched", "notice"))
         except (OSError, sqlite3.Error) as error:
             raise self._broken(error) from error
-        self._names = frozenset(str(name) for (name,) in self._rows("SELECT name FROM target"))
+        rows = self._base.rows("SELECT name, events FROM target")
+        self._events = {str(name): frozenset(str(events).split()) for name, events in rows}
 
     def close(self) -> None:
         self._base.close()
 
     @property
+    def problem(self) -> str:
+        """Return why the file lacks the newest notices; empty if it has them all."""
+        failure = self._base.failure
+        return f"{self._path} cannot be written: {failure}" if failure is not None else ""
+
+    def save_again(self) -> None:
+        """Save what the disk did not take before."""
+        self._base.save_all()
+
+    @property
     def has_targets(self) -> bool:
         """Tell whether there is a target; without one, no run is watched."""
-        return bool(self._names)
+        return bool(self._events)
+
+    def takes(self, event: EventName) -> bool:
+        """Tell whether a target wants notices of an event."""
+        return any(event in events for events in self._events.values())
 
     # targets
 
     def targets(self) -> list[KnownTarget]:
         """Return all targets, with their secrets."""
-        rows = self._rows("SELECT name, body, events FROM target ORDER BY name")
+        rows = self._base.rows("SELECT name, body, events FROM target ORDER BY name")
         return [
             KnownTarget(name, self._target(body), frozenset(events.split())) for name, body, events in rows
         ]
 
     def table(self) -> list[TargetRow]:
         """Return the targets as people see them."""
-        rows = self._rows(
+        rows = self._base.rows(
             "SELECT name, body, events, delivered, delivered_at, dropped, failure, failed_at, "
             "(SELECT count(*) FROM notice WHERE notice.target = target.name AND notice.body IS NOT NULL) "
             "FROM target ORDER BY name"
@@ -122,35 +141,40 @@ class Outbox:
             raise AgentError(f"there are {MAX_TARGETS} targets already", hint="Remove one that is not used.")
         kind = kind_of(target)
         names = (kind, *(f"{kind}-{number}" for number in range(2, MAX_TARGETS + 2)))
-        name = next(name for name in names if name not in self._names)
-        with self._transaction():
-            self._base.execute(
-                "INSERT INTO target (name, body, events) VALUES (?, ?, ?)",
-                (name, msgspec.msgpack.encode(target), " ".join(events)),
-            )
-            rows = [(run, encode_record(record)) for run, record in active.items()]
-            self._base.executemany("INSERT OR IGNORE INTO watched VALUES (?, ?)", rows)
-        self._names |= {name}
+        name = next(name for name in names if name not in self._events)
+        row = name, msgspec.msgpack.encode(target), " ".join(events)
+        runs = [(run, encode_record(record)) for run, record in active.items()]
+
+        def insert(base: sqlite3.Connection) -> None:
+            base.execute("INSERT INTO target (name, body, events) VALUES (?, ?, ?)", row)
+            base.executemany("INSERT OR IGNORE INTO watched VALUES (?, ?)", runs)
+
+        self._change_on_disk(insert)
+        self._events[name] = frozenset(events)
         return name
 
     def remove(self, name: str) -> None:
         """Remove a target with its secrets and notices; raise AgentError if there is none of this name."""
-        if name not in self._names:
+        if name not in self._events:
             raise AgentError(f"there is no target {name}", hint="List them: barnraise notify list")
-        with self._transaction():
-            self._base.execute("DELETE FROM target WHERE name = ?", (name,))
-            self._base.execute("DELETE FROM notice WHERE target = ?", (name,))
-            if len(self._names) == 1:
-                self._base.execute("DELETE FROM watched")
-        self._names -= {name}
-        with self._errors():  # the log still has the secrets
-            self._base.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        is_last = len(self._events) == 1
+
+        def delete(base: sqlite3.Connection) -> None:
+            base.execute("DELETE FROM target WHERE name = ?", (name,))
+            base.execute("DELETE FROM notice WHERE target = ?", (name,))
+            if is_last:
+                base.execute("DELETE FROM watched")
+
+        self._change_on_disk(delete)
+        del self._events[name]
+        with self._errors():
+            self._base.empty_log()
 
     # runs
 
     def watched(self, run: str) -> RunRecord | None:
         """Return the last version of a run whose events are in the outbox; None if it is not watched."""
-        rows = self._rows("SELECT record FROM watched WHERE run = ?", run)
+        rows = self._base.rows("SELECT record FROM watched WHERE run = ?", run)
         return decode_record(rows[0][0]) if rows else None
 
     def save(self, run: str, record: RunRecord | None, notices: Sequence[Notice]) -> bool:
@@ -164,37 +188,39 @@ class Outbox:
             for notice in notices
             if notice.event in known.events
         ]
-        with self._transaction():
-            added = sum(self._insert(name, run, notice) for name, notice in pairs)
-            if record is not None:
-                row = run, encode_record(record)
-                self._base.execute("INSERT OR REPLACE INTO watched VALUES (?, ?)", row)
-        return added > 0
+        encoded = encode_record(record) if record is not None else None
 
-    def _insert(self, target: str, run: str, notice: Notice) -> int:
-        """Insert a notice unless it is there, and return how many rows that are; an end always has room."""
-        query = "SELECT count(*) FROM notice WHERE target = ? AND run = ?"
-        (count,) = self._base.execute(query, (target, run)).fetchone()
-        if count >= MAX_OF_RUN and notice.event not in ("done", "failed"):
-            return 0
-        row = target, run, notice.key, msgspec.msgpack.encode(notice)
-        insert = "INSERT OR IGNORE INTO notice (target, run, key, body) VALUES (?, ?, ?, ?)"
-        return self._base.execute(insert, row).rowcount
+        def insert(base: sqlite3.Connection) -> int:
+            if encoded is not None:
+                base.execute("INSERT OR REPLACE INTO watched VALUES (?, ?)", (run, encoded))
+            return sum(_insert(base, name, run, notice) for name, notice in pairs)
+
+        return self._base.change(insert) > 0
 
     def keep_only(self, runs: Collection[str]) -> None:
-        """Forget which events all other runs had, except notices that still wait."""
-        known = {str(row[0]) for row in self._rows("SELECT run FROM watched UNION SELECT run FROM notice")}
+        """Forget the records of all other runs, and which events they had except the newest.
+
+        A machine may send the record of an old run again. Then its events must still be known.
+        """
+        known = {str(run) for (run,) in self._base.rows("SELECT run FROM watched")}
         forgotten = [(run,) for run in known.difference(runs)]
+        old = (
+            "DELETE FROM notice WHERE body IS NULL AND number <= (SELECT max(number) FROM notice) - ?"
+            " AND run NOT IN (SELECT run FROM watched)"
+        )
+
+        def delete(base: sqlite3.Connection) -> None:
+            base.executemany("DELETE FROM watched WHERE run = ?", forgotten)
+            base.execute(old, (_KEPT_EVENTS,))
+
         if forgotten:
-            with self._transaction():
-                self._base.executemany("DELETE FROM watched WHERE run = ?", forgotten)
-                self._base.executemany("DELETE FROM notice WHERE run = ? AND body IS NULL", forgotten)
+            self._base.change(delete)
 
     # delivery
 
     def waiting(self) -> list[WaitingNotice]:
         """Return the notices that wait, the oldest first."""
-        rows = self._rows(
+        rows = self._base.rows(
             "SELECT number, target, body, attempts FROM notice WHERE body IS NOT NULL ORDER BY number"
         )
         return [
@@ -204,26 +230,28 @@ class Outbox:
 
     def note_delivered(self, sent: WaitingNotice, at: float) -> None:
         """Note that a target has taken a notice, which is never sent again."""
-        with self._transaction():
-            self._base.execute("UPDATE notice SET body = NULL WHERE number = ?", (sent.number,))
-            self._base.execute(
-                "UPDATE target SET delivered = delivered + 1, delivered_at = ?, dropped = 0, failure = ''"
-                " WHERE name = ?",
-                (at, sent.target),
-            )
+        update = (
+            "UPDATE target SET delivered = delivered + 1, delivered_at = ?, dropped = 0, failure = ''"
+            " WHERE name = ?"
+        )
+
+        def note(base: sqlite3.Connection) -> None:
+            base.execute("UPDATE notice SET body = NULL WHERE number = ?", (sent.number,))
+            base.execute(update, (at, sent.target))
+
+        self._base.change(note)
 
     def note_failed(self, sent: WaitingNotice, failure: str, at: float, *, gives_up: bool) -> None:
         """Note a failed attempt; with ``gives_up`` the notice is dropped."""
-        with self._transaction():
-            body = ", body = NULL" if gives_up else ""
-            self._base.execute(
-                f"UPDATE notice SET attempts = attempts + 1{body} WHERE number = ?",  # noqa: S608
-                (sent.number,),
-            )
-            self._base.execute(
-                "UPDATE target SET failure = ?, failed_at = ?, dropped = dropped + ? WHERE name = ?",
-                (failure, at, int(gives_up), sent.target),
-            )
+        update = "UPDATE target SET failure = ?, failed_at = ?, dropped = dropped + ? WHERE name = ?"
+
+        def note(base: sqlite3.Connection) -> None:
+            base.execute("UPDATE notice SET attempts = attempts + 1 WHERE number = ?", (sent.number,))
+            if gives_up:
+                base.execute("UPDATE notice SET body = NULL WHERE number = ?", (sent.number,))
+            base.execute(update, (failure, at, int(gives_up), sent.target))
+
+        self._base.change(note)
 
     def _target(self, body: bytes) -> Target:
         return decode(_targets, body, f"a target in {self._path} cannot be read")
@@ -231,14 +259,9 @@ class Outbox:
     def _notice(self, body: bytes) -> Notice:
         return decode(_notices, body, f"a notice in {self._path} cannot be read")
 
-    def _rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
+    def _change_on_disk(self, change: Change[T]) -> T:
         with self._errors():
-            return self._base.execute(query, values).fetchall()
-
-    @contextlib.contextmanager
-    def _transaction(self) -> Iterator[None]:
-        with self._errors(), transaction(self._base):
-            yield
+            return self._base.change_on_disk(change)
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
@@ -253,3 +276,14 @@ class Outbox:
             hint="Free some disk space if it is full. If the file is damaged, move it away, start the agent "
             "again, and add the targets again.",
         )
+
+
+def _insert(base: sqlite3.Connection, target: str, run: str, notice: Notice) -> int:
+    """Insert a notice unless it is there, and return how many rows that are; an end always has room."""
+    query = "SELECT count(*) FROM notice WHERE target = ? AND run = ?"
+    (count,) = base.execute(query, (target, run)).fetchone()
+    if count >= MAX_OF_RUN and notice.event not in ("done", "failed"):
+        return 0
+    row = target, run, notice.key, msgspec.msgpack.encode(notice)
+    insert = "INSERT OR IGNORE INTO notice (target, run, key, body) VALUES (?, ?, ?, ?)"
+    return base.execute(insert, row).rowcount

@@ -9,11 +9,11 @@ import urllib.error
 import urllib.request
 
 from barnraise import __version__
-from barnraise.agent.notifications.delivery import TIMEOUT_S, Delivery, http_delivery
+from barnraise.agent.notifications.delivery import TIMEOUT_S, Delivery, certificate_delivery, http_delivery
 from barnraise.agent.notifications.notice import Notice
 from barnraise.agent_client.notifications.targets import NtfyTarget, WebhookTarget
 
-_URGENT = ("failed", "stalled", "machine-gone")
+_URGENT = ("failed", "stalled", "no-news", "machine-gone")
 
 
 def web_request(target: WebhookTarget | NtfyTarget, notice: Notice) -> urllib.request.Request:
@@ -26,7 +26,7 @@ def web_request(target: WebhookTarget | NtfyTarget, notice: Notice) -> urllib.re
         body = json.dumps(notice.to_json()).encode()
     else:
         # A header holds ASCII only; the text has the names as they are.
-        headers["Title"] = f"Barnraise: {notice.title.encode('ascii', 'replace').decode()}"
+        headers["Title"] = notice.header_title.encode("ascii", "replace").decode()
         headers["Priority"] = "high" if notice.event in _URGENT else "default"
         headers["Content-Type"] = "text/plain; charset=utf-8"
         body = notice.text.encode()
@@ -54,7 +54,7 @@ def web_failure(error: Exception) -> Delivery:
     """Return why a request failed. The text of an error may quote the URL, so it is not used. Pure."""
     reason = error.reason if isinstance(error, urllib.error.URLError) else error
     if isinstance(reason, ssl.SSLCertVerificationError):
-        return Delivery(f"the certificate of the server is not valid: {reason.verify_message}")
+        return certificate_delivery("server", reason.verify_code, reason.verify_message)
     if isinstance(reason, TimeoutError):
         return Delivery(f"the server did not answer within {TIMEOUT_S:g} s")
     if isinstance(reason, OSError) and reason.strerror:

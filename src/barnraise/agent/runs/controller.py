@@ -27,6 +27,7 @@ from barnraise.runs.control.lifecycle import (
     reason_to_decide_alone,
     request_stop,
 )
+from barnraise.runs.control.notifier import ChosenNotifier, choose_notifier
 from barnraise.runs.control.transitions import ReconcileInput
 from barnraise.runs.record import RunRecord, decode_record, encode_record, read_spec
 
@@ -139,8 +140,22 @@ class RunController:
             stuck_s=now - entry.stuck_at if entry.stuck_at is not None else 0.0,
             unreachable_s=self.partitioned(),
             controller=self._context.me.raw,
-            name=lambda raw: self._context.name_of(NodeId(raw)),
+            name=self._name_of,
+            notifier=self._notifier(entry).node,
         )
+
+    def _notifier(self, entry: RunEntry) -> ChosenNotifier:
+        """Return which machine sends the notices of a run; of one without a job, the one that started it."""
+        if not entry.spec.job:
+            return ChosenNotifier(b"", "")
+        log, by = self._context.log, NodeId(entry.spec.by)
+        adder = by if log.role(by) is not None else log.current(by)
+        owners = [node for node in self._context.member.view.nodes if log.role(NodeId(node)) == "owner"]
+        notifying = {node for node in owners if self._context.sends_notices(NodeId(node))}
+        return choose_notifier(adder.raw, owners, notifying, self._name_of)
+
+    def _name_of(self, node: bytes) -> str:
+        return self._context.name_of(NodeId(node))
 
     def _update_partitions(self, now: float) -> None:
         """Update the pairs that do not hear each other, from heartbeats here and reports of members."""
@@ -161,7 +176,9 @@ class RunController:
         me, member = self._context.me.raw, self._context.member
         missing = member.quorum_status(now).missing
         why = reason_to_decide_alone(entry.record, me, member.view.nodes, missing, member.dead(now))
-        changed = next_record(entry.record, self.observe(entry, missing)) if why is not None else None
+        # Only a quorum names another machine for the notices: else the two sides might each name one.
+        facts = self.observe(entry, missing)._replace(notifier=entry.record.notifier)
+        changed = next_record(entry.record, facts) if why is not None else None
         if changed is None:
             return
         record = mark_provisional(entry.record, changed)
@@ -179,11 +196,16 @@ class RunController:
             if self._loop.time() - self._sent_at.get(entry.run, 0.0) > _RESEND_S:
                 self._broadcast(entry)
             return
+        before = entry.record
         try:
             await self.write(entry, record)
         except BarnraiseError as error:
             _log.info("cannot change run %s: %s", entry.run, error.message)
             return
+        if record.notifier != before.notifier:
+            self._context.report_event(f"run {entry.run}: {self._notifier(entry).why}")
+            if replace(record, notifier=before.notifier, version=before.version) == before:
+                return
         self._context.report_event(f"run {entry.run}: {record.phase}, {record.why}")
 
     def _broadcast(self, entry: RunEntry) -> None:

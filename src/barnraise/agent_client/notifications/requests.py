@@ -57,7 +57,7 @@ class TargetRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TargetsResponse(msgspec.Struct, frozen=True, tag="notify-targets"):
-    """Targets of this machine. ``note``: what its user should know of the one that was added."""
+    """Targets of this machine. ``note``: what its user should know of the one that was added, or of all."""
 
     targets: Annotated[tuple[TargetRow, ...], Meta(max_length=MAX_TARGETS)]
     note: str = ""

@@ -6,6 +6,7 @@ see of a target; its ``repr`` shows nothing.
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from typing import Annotated, Literal, get_args
 from urllib.parse import urlsplit
@@ -16,7 +17,7 @@ from msgspec import Meta
 from barnraise.core.errors import ConfigError
 from barnraise.core.host_header import is_loopback
 
-EventName = Literal["done", "failed", "stalled", "machine-gone"]
+EventName = Literal["done", "failed", "stalled", "no-news", "machine-gone"]
 EVENTS: tuple[EventName, ...] = get_args(EventName)
 SUBMISSION_PORT = 587
 TLS_PORT = 465  # TLS from the first byte
@@ -30,6 +31,7 @@ _ADDRESS = re.compile(r"[!#-'*+./-9=?A-Z^-~-]+@[A-Za-z0-9.-]+")
 _HOST = re.compile(r"[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]")
 _TOPIC = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _VISIBLE = re.compile(r"[!-~]+")
+_SHOWN_LABELS = 2  # of the name of a host
 _HINT = "Write desktop, webhook=URL, ntfy=URL/TOPIC or email=ADDRESS."
 
 
@@ -190,4 +192,15 @@ def _check_token(token: str) -> None:
 
 def _masked_url(url: str) -> str:
     parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc}/…"
+    port = f":{parts.port}" if parts.port is not None else ""
+    return f"{parts.scheme}://{_masked_host(parts.hostname or '')}{port}/…"
+
+
+def _masked_host(host: str) -> str:
+    """Return an address as it is, and the last two parts of a name: a part before them may be a secret."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        labels = host.rstrip(".").split(".")
+        return ".".join(("…", *labels[-_SHOWN_LABELS:]) if len(labels) > _SHOWN_LABELS else labels)
+    return f"[{address}]" if address.version == 6 else str(address)

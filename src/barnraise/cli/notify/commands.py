@@ -28,7 +28,9 @@ def notify_group(context: click.Context) -> int | None:
 
 @notify_group.command("add")
 @click.argument("target")
-@click.option("--on", "events", metavar="EVENTS", help="Only these: done,failed,stalled,machine-gone.")
+@click.option(
+    "--on", "events", metavar="EVENTS", help="Only these: done,failed,stalled,no-news,machine-gone."
+)
 @click.option("--token", is_flag=True, help="Ask for an access token of the webhook or the ntfy server.")
 @click.option("--smtp", metavar="HOST[:PORT]", help="For e-mail: the server that takes it (port 587 or 465).")
 @click.option("--user", default="", help="For e-mail: the user at that server; asks for the password.")

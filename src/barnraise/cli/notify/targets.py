@@ -112,6 +112,8 @@ def list_targets(*, as_json: bool) -> int:
     if as_json:
         return _print(response)
     click.echo(describe(response.targets))
+    if response.note:
+        click.echo(wrapped(response.note, indent="  "))
     return 0
 
 

@@ -66,6 +66,10 @@ def next_record(record: RunRecord, facts: ReconcileInput) -> RunRecord | None:
     if record.phase != "ended":
         merged = merge_failures(changed or record, facts.reports)
         changed = merged if merged is not record else changed
+    # A version of its own would begin the waits of the other phases again.
+    named = changed or (record if record.phase == "running" else None)
+    if named is not None and named.notifier != facts.notifier:
+        changed = replace(named, notifier=facts.notifier)
     if changed is None:
         return None
     return replace(note_change(record, number_workers(changed)), version=record.version + 1)
@@ -113,8 +117,9 @@ def reason_to_decide_alone(
     ``members``: the members of the last view that this machine knows. If it is not among them, the others
     have evicted it and decide.
 
-    Of two machines, the one that is left may continue. Of more, only if all missing machines are known to be
-    down. Its decisions are provisional: they count only if the others decided nothing else in the meantime.
+    Of two machines, the one that is left may continue. Of more, only if all missing machines are judged dead.
+    A machine that has lost every link judges so, too. So decisions are provisional: they count only if the
+    others decided nothing else in the meantime.
     """
     left = [node for node in record.nodes if node not in missing]
     if me not in members or not left or left[0] != me:
@@ -124,7 +129,7 @@ def reason_to_decide_alone(
     if len(record.nodes) <= 2:
         return "the run is on two machines, and this one is left"
     if all(node in dead for node in missing):
-        return "every machine that is missing is known to be down"
+        return "no machine that still answers hears from those that are missing"
     return None
 
 

@@ -26,6 +26,9 @@ class ReconcileInput(NamedTuple):
     stuck_s: float = 0.0  # how long a member has waited for another group than this version's
     unreachable_s: Mapping[Pair, float] = {}  # how long two machines have missed each other's heartbeats
     controller: bytes = b""  # the machine that decides
+    notifier: bytes = (
+        b""  # the machine that sends the notices of an attempt; empty: the one that added its job
+    )
 
 
 def succeed(record: RunRecord, sentence: str) -> RunRecord:

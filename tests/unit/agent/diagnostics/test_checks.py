@@ -198,3 +198,14 @@ def test_cloned_key_on_two_machines_fails() -> None:
     assert other_clone.peer == "pc"
     assert "(a and b)" in other_clone.sentence
     assert "node.key" in other_clone.fix
+
+
+def test_outbox_that_is_not_saved_is_a_warning() -> None:
+    row = checks.notifications("notifications.db cannot be written: disk full", has_targets=True)
+    assert row is not None
+    assert (row.name, row.state) == ("notifications", "warn")
+    assert row.fix
+    saved = checks.notifications("", has_targets=True)
+    assert saved is not None
+    assert saved.state == "ok"
+    assert checks.notifications("", has_targets=False) is None

@@ -28,6 +28,14 @@ def test_linux_gets_words_without_markup() -> None:
     assert variables == {}
 
 
+@pytest.mark.parametrize("text", [r"\074b\076", r"\033[2J", r"\377", r"C:\new\table", "\\"])
+def test_linux_gets_backslashes_that_notify_send_shows_as_they_are(text: str) -> None:
+    """notify-send replaces escapes of C in the body (g_strcompress of GLib)."""
+    body = desktop_command("linux", "title", text).words[-1]
+    assert "\\" in body
+    assert body.encode().decode("unicode_escape") == text
+
+
 def test_macos_gets_texts_as_arguments_of_a_fixed_script() -> None:
     words, _ = desktop_command("darwin", "title", EVIL)
     assert words[0] == "osascript"

@@ -64,6 +64,13 @@ def test_server_with_a_certificate_of_another_gets_no_password(tmp_path: Path) -
     assert server.messages == []
 
 
+def test_name_of_the_server_is_not_quoted(trusted: Any) -> None:
+    """The certificate is for 127.0.0.1."""
+    with mail_target(trusted, PASSWORD) as server:
+        result = send_mail(target(server.port, host="localhost"), notice())
+    assert result.failure == "the certificate of the mail server is not valid: it is for another name"
+
+
 def test_wrong_password_is_not_tried_again(trusted: Any) -> None:
     with mail_target(trusted, "another") as server:
         result = send_mail(target(server.port), notice())
@@ -93,8 +100,22 @@ def test_server_that_is_off_is_tried_again() -> None:
     )
 
 
-def test_name_of_a_machine_cannot_add_a_header() -> None:
-    changed = notice(event="machine-gone", lost_machine="nas Bcc: x@evil.org", run="train-k3f9")
-    message = mail_message(target(25), changed)
-    assert message["Bcc"] is None
-    assert message["Subject"] == "Barnraise: nas Bcc: x@evil.org is gone from train-k3f9"
+@pytest.mark.parametrize(
+    "name",
+    [
+        "nas Bcc: x@evil.org",
+        "=?utf-8?q?a=0ABcc=3A_x=40evil=2Eorg?=",
+        "=?utf-8?q?a=0D=0A=0D=0Abody?=",
+        "=?utf-8?b?YQpCY2M6IHhAZXZpbC5vcmc=?=",
+        "büro",
+    ],
+)
+def test_name_of_a_machine_cannot_add_a_header(trusted: Any, name: str) -> None:
+    changed = notice(event="machine-gone", lost_machine=name, run="train-k3f9")
+    with mail_target(trusted, PASSWORD) as server:
+        assert send_mail(target(server.port), changed).failure == ""
+    (message,) = server.messages
+    shown = name.replace("=?", "= ?")
+    assert message["Subject"].strip() == f"Barnraise: {shown} is gone from train-k3f9"
+    assert message.keys() == mail_message(target(25), notice()).keys()
+    assert server.recipients == ["<me@home.org>"]

@@ -62,8 +62,19 @@ def test_name_of_a_metric_is_cleaned() -> None:
 def test_clean_text_is_one_short_line_without_logins() -> None:
     assert clean("a\n\tb  c") == "a b c"
     assert clean("git+https://me:pw@x.org/r and ssh://k@y") == "git+https://…@x.org/r and ssh://…@y"
+    assert clean("http://me:p@ss@x.org:80/r@2") == "http://…@x.org:80/r@2"
+    assert "S3CRET" not in clean(f"{' ' * 2380}https://me:S3CRET-of-a-login@x.org/")
     assert len(clean("x" * 10_000)) == 300
     assert clean("\x1b]0;title\x07") == "?]0;title?"
+
+
+@pytest.mark.parametrize("name", ["@everyone", "<!channel>", "<@123>", "[free](https://evil.org)"])
+def test_name_of_a_machine_mentions_nobody_and_links_nowhere_in_a_chat(name: str) -> None:
+    sent = replace(notice(), event="machine-gone", lost_machine=name).to_json()
+    for line in (str(sent["text"]), str(sent["content"])):
+        assert name not in line
+        assert name in line.replace("\u200b", "")
+    assert sent["lost_machine"] == name
 
 
 def test_json_holds_what_services_read() -> None:

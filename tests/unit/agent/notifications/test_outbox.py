@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
 import stat
@@ -33,6 +34,15 @@ def again(outbox: Outbox, folder: Path) -> Outbox:
     """Open the outbox as after a restart of the agent."""
     outbox.close()
     return Outbox(folder)
+
+
+@contextlib.contextmanager
+def unwritable(folder: Path) -> Iterator[None]:
+    """Let the disk take nothing from the outbox: another program keeps the file locked."""
+    with contextlib.closing(sqlite3.connect(folder / FILE_NAME)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        yield
+        other.rollback()
 
 
 def test_event_is_queued_once_for_each_target_that_wants_it(outbox: Outbox) -> None:
@@ -157,9 +167,66 @@ def test_row_that_another_version_wrote_is_an_error_of_ours(outbox: Outbox, tmp_
     with sqlite3.connect(tmp_path / FILE_NAME) as base:
         base.execute("UPDATE target SET body = x'00'")
     base.close()
-    for read in (outbox.targets, outbox.table):
+    later = again(outbox, tmp_path)
+    for read in (later.targets, later.table):
         with pytest.raises(BarnraiseError, match="a target in"):
             read()
+    later.close()
+
+
+def test_event_is_not_lost_while_the_disk_takes_nothing(outbox: Outbox, tmp_path: Path) -> None:
+    outbox.add(HOOK, EVENTS, {})
+    with unwritable(tmp_path):
+        assert outbox.save(RUN, record(H0), [notice()])
+        assert FILE_NAME in outbox.problem
+        assert outbox.watched(RUN) == record(H0)
+        assert not outbox.save(RUN, record(H0), [notice()])
+        assert [each.notice for each in outbox.waiting()] == [notice()]
+    outbox.save_again()
+    assert outbox.problem == ""
+    later = again(outbox, tmp_path)
+    assert [each.notice for each in later.waiting()] == [notice()]
+    assert later.watched(RUN) == record(H0)
+    later.close()
+
+
+def test_delivery_is_known_while_the_disk_takes_nothing(outbox: Outbox, tmp_path: Path) -> None:
+    outbox.add(HOOK, EVENTS, {})
+    outbox.save(RUN, None, [notice(key="a"), notice(key="b")])
+    first, second = outbox.waiting()
+    with unwritable(tmp_path):
+        outbox.note_delivered(first, 7.0)
+        outbox.note_failed(second, "the server answered 404", 8.0, gives_up=True)
+        assert outbox.waiting() == []
+    outbox.note_delivered(second, 9.0)  # any later change saves all before it
+    assert outbox.problem == ""
+    later = again(outbox, tmp_path)
+    (row,) = later.table()
+    assert (later.waiting(), row.delivered, row.delivered_at) == ([], 2, 9.0)
+    later.close()
+
+
+def test_close_saves_what_the_disk_did_not_take(outbox: Outbox, tmp_path: Path) -> None:
+    outbox.add(HOOK, EVENTS, {})
+    with unwritable(tmp_path):
+        outbox.save(RUN, record(H0), [notice()])
+    later = again(outbox, tmp_path)
+    assert len(later.waiting()) == 1
+    later.close()
+
+
+def test_target_that_the_disk_does_not_take_is_refused(outbox: Outbox, tmp_path: Path) -> None:
+    outbox.add(HOOK, EVENTS, {})
+    with unwritable(tmp_path):
+        with pytest.raises(AgentError, match=FILE_NAME):
+            outbox.add(DesktopTarget(), EVENTS, {})
+        with pytest.raises(AgentError, match=FILE_NAME):
+            outbox.remove("webhook")
+        assert [row.name for row in outbox.table()] == ["webhook"]
+    assert outbox.add(DesktopTarget(), EVENTS, {}) == "desktop"
+    later = again(outbox, tmp_path)
+    assert [row.name for row in later.table()] == ["desktop", "webhook"]
+    later.close()
 
 
 def _content(folder: Path) -> bytes:

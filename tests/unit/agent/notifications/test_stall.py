@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from barnraise.agent.notifications.stall import StepPace, next_pace, stall_reason
+from barnraise.agent.notifications.stall import StepPace, next_pace, no_news_reason, stall_reason
 
 
 def paced(steps: Iterable[int | None], every_s: float = 1.0) -> StepPace:
@@ -45,6 +45,20 @@ def test_reason_names_the_silence_the_usual_time_and_the_wait() -> None:
     pace = paced([0, 1, 2, *[2] * 30], every_s=2.0)
     assert stall_reason(pace, 1.0) == "no step for 1 min, and a step usually takes 2 s"
     assert stall_reason(pace, 1.0, "waiting for h1").endswith("usually takes 2 s; waiting for h1")
+
+
+def test_silence_of_a_machine_that_is_not_heard_is_no_stall() -> None:
+    pace = paced(range(20))
+    for _ in range(30):
+        pace = next_pace(pace, 19, 1.0, is_heard=False)
+    assert stall_reason(pace, 5.0) == ""
+    assert no_news_reason(pace, 5.0, ("h1",)) == "no news from h1 for 30 s; the run may go on there"
+    assert no_news_reason(pace, 50.0, ("h1",)) == ""
+    again = next_pace(pace, 19, 1.0)
+    assert (stall_reason(again, 5.0), no_news_reason(again, 5.0, ("h1",))) == ("", ""), "it may report now"
+    for _ in range(10):
+        again = next_pace(again, 19, 1.0)
+    assert stall_reason(again, 5.0).startswith("no step for 41 s")
 
 
 def test_slow_step_alone_does_not_become_the_usual_time() -> None:

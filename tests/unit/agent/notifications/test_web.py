@@ -37,6 +37,13 @@ def test_ntfy_gets_title_and_text_in_any_script() -> None:
     assert "Authorization" not in received.headers
 
 
+def test_title_for_ntfy_has_no_encoded_word() -> None:
+    """An ntfy server decodes them, and its text may then have line ends."""
+    changed = replace(notice(), event="machine-gone", lost_machine="=?utf-8?q?a=0Ab?=")
+    request = web_request(NtfyTarget("https://ntfy.sh/x"), changed)
+    assert request.get_header("Title") == "Barnraise: = ?utf-8?q?a=0Ab?= is gone from train-k3f9"
+
+
 def test_done_run_is_not_urgent() -> None:
     request = web_request(NtfyTarget("https://ntfy.sh/x"), notice(event="done", state="done"))
     assert request.get_header("Priority") == "default"
@@ -93,5 +100,5 @@ def test_certificate_must_be_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert post(WebhookTarget(f"{server.url}/hook"), notice()).failure == ""
         # The certificate is for 127.0.0.1.
         other = post(WebhookTarget(f"{server.url.replace('127.0.0.1', 'localhost')}/hook"), notice())
-        assert other.failure.startswith("the certificate of the server is not valid")
+        assert other.failure == "the certificate of the server is not valid: it is for another name"
     assert len(server.received) == 1

@@ -15,7 +15,7 @@ from barnraise.core.errors import MembershipError, ProtocolError, RunError
 from barnraise.identity import NodeKey
 from barnraise.identity.trust import TrustLog
 from barnraise.runs.control.lifecycle import next_record
-from barnraise.runs.record import RunRecord, encode_record, sign_spec
+from barnraise.runs.record import RunRecord, RunSpec, encode_record, sign_spec
 from tests.unit.runs.control.test_lifecycle import KEY, at_work, order, report
 
 NAS, BOX = NodeKey.generate(), NodeKey.generate()
@@ -61,6 +61,36 @@ def test_run_goes_on_without_a_machine_that_was_removed(removed: NodeKey, elasti
         assert removed.id.raw not in after.nodes, "its group continues without it"
     else:
         assert after.phase == "restarting"
+
+
+@pytest.mark.parametrize(
+    ("view", "by", "expected"),
+    [
+        (NODES, KEY, b""),
+        ((NAS.id.raw, BOX.id.raw), KEY, NAS.id.raw),
+        ((BOX.id.raw,), KEY, b""),  # a guest sends nothing
+        ((BOX.id.raw, NAS.id.raw), KEY, NAS.id.raw),
+        ((KEY.id.raw, BOX.id.raw), NAS, KEY.id.raw),
+    ],
+)
+def test_attempt_names_an_owner_with_a_target_while_the_machine_that_added_the_job_is_away(
+    view: tuple[bytes, ...], by: NodeKey, expected: bytes
+) -> None:
+    context: Any = SimpleNamespace(
+        me=KEY.id,
+        log=LOG,
+        name_of=lambda node: node.short,
+        member=SimpleNamespace(view=SimpleNamespace(nodes=view)),
+        sends_notices=lambda node: True,
+    )
+
+    async def named(spec: RunSpec) -> bytes:
+        controller = RunController(context, SimpleNamespace())  # type: ignore[arg-type]
+        entry = RunEntry(sign_spec(order(by=KEY.id.raw), KEY), spec, 0.0)
+        return controller.observe(entry).notifier
+
+    assert asyncio.run(named(order(by=by.id.raw, nodes=NODES, job=b"a job"))) == expected
+    assert asyncio.run(named(order(by=by.id.raw, nodes=NODES))) == b"", "a run without a job"
 
 
 class _LyingStore:

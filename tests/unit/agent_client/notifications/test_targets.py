@@ -78,7 +78,12 @@ def test_unusable_target_is_rejected_without_a_quote(target: Target) -> None:
     ("target", "masked"),
     [
         (DesktopTarget(), "this machine's desktop"),
-        (WebhookTarget(HOOK, "S3CRET"), "https://hooks.home.org/…"),
+        (WebhookTarget(HOOK, "S3CRET"), "https://….home.org/…"),
+        (WebhookTarget("https://S3CRET.webhook.example/"), "https://….webhook.example/…"),
+        (WebhookTarget("https://a.S3CRET.webhook.example.:8443/x"), "https://….webhook.example:8443/…"),
+        (WebhookTarget("https://me:S3CRET@home.org/x"), "https://home.org/…"),
+        (WebhookTarget("https://S3CRET@10.0.0.7:8080?S3CRET"), "https://10.0.0.7:8080/…"),
+        (WebhookTarget("http://[fd00::7]:8080/S3CRET"), "http://[fd00::7]:8080/…"),
         (NtfyTarget("http://nas:8080/S3CRET", "S3CRET"), "http://nas:8080/…"),
         (
             mail(user="S3CRET", password="S3CRET"),
