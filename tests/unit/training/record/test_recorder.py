@@ -19,6 +19,7 @@ from barnraise.history.entries import (
     TrainingGoal,
     ValueBatch,
 )
+from barnraise.history.log_format import decode_frames, encode_frames
 from barnraise.history.merge import merge
 from barnraise.training.group.single import SingleWorkerManager
 from barnraise.training.metrics import MetricsLog
@@ -68,12 +69,13 @@ class Worker:
         self.recorder = RunRecorder(lambda: self.sink, self.manager, steps, self.metrics, self.throughput, 12)
         self.recorder.total_steps = lambda: 30
 
-    def commit(self, loss: float, *, stride: int = 1, has_votes: bool = True) -> None:
+    def commit(self, loss: float | None, *, stride: int = 1, has_votes: bool = True) -> None:
         """Train a step and commit it, as the step loop does."""
         done = self.steps.done
         covered = self.steps.commit_range[1] if self.steps.commit_range else 0
         self.metrics.start_microbatch(done, 12)
-        self.metrics.log({"loss": loss})
+        if loss is not None:
+            self.metrics.log({"loss": loss})
         votes = [dict(self.metrics.of_step(done - 1))]
         self.steps.done = done + 1
         if has_votes:
@@ -86,7 +88,7 @@ def _losses(entries: Sequence[Entry]) -> dict[int, float]:
     return {
         entry.first + row * entry.stride: value
         for entry in merge([entries])
-        if isinstance(entry, ValueBatch)
+        if isinstance(entry, ValueBatch) and entry.names
         for row, value in enumerate(unpack_column(entry.columns[0]))
     }
 
@@ -173,6 +175,34 @@ def test_rounds_of_local_steps_are_rows_of_several_steps() -> None:
     steps = [entry for entry in worker.sink.entries if isinstance(entry, StepBatch)]
     assert [(entry.first, entry.stride) for entry in steps] == [(0, 4)]
     assert _losses(worker.sink.entries)[4] == 1.0
+
+
+def test_steps_of_a_lease_are_one_row_with_the_exchange_after_it() -> None:
+    worker = Worker()
+    for lease in range(3):
+        for loss in (1.0, 3.0):
+            worker.commit(lease + loss, stride=0)
+        worker.steps.committed_samples = 0
+        worker.commit(None, stride=5)  # the exchange: all groups have trained five batches meanwhile
+        worker.steps.committed_samples = 12
+    worker.recorder.close()
+    entries = decode_frames(encode_frames(worker.sink.entries)).entries
+    steps = [entry for entry in merge([entries]) if isinstance(entry, StepBatch)]
+    assert [(entry.first, entry.stride, entry.samples) for entry in steps] == [(0, 5, (24, 24, 24))]
+    assert _losses(entries) == {0: 2.0, 5: 3.0, 10: 4.0}
+    assert {entry.origin for entry in entries if isinstance(entry, GroupStart)} == {"start"}
+
+
+def test_steps_in_which_nothing_was_logged_are_rows_without_values() -> None:
+    worker = Worker()
+    worker.commit(None)
+    for step in range(1, 30):
+        worker.commit(float(step) if step % 10 == 1 else None)
+    worker.recorder.close()
+    rows = [entry for entry in worker.sink.entries if isinstance(entry, ValueBatch)]
+    gaps = [(entry.first, entry.stride) for entry in rows if not entry.names]
+    assert gaps == [(2, 9), (12, 9), (22, 7)], "the values of the last step come with no commit"
+    assert _losses([row for row in rows if row.names]) == {1: 1.0, 11: 11.0, 21: 21.0}
 
 
 def test_phases_of_a_step_add_up_to_its_time() -> None:
