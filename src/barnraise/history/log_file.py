@@ -25,7 +25,7 @@ from barnraise.history.logs.compaction import compact
 MAX_LOG_BYTES = 5 << 20
 MAX_PART = 2 * MAX_BODY  # bytes of a log that are read at once; they hold a whole frame
 _SUFFIX = ".log"
-_ALONE = "alone"  # name of the log of a machine without a key
+ALONE = "alone"  # name of the log of a machine without a key
 _HEAD_BYTES = 4096
 
 
@@ -45,7 +45,7 @@ def history_directory(state: Path) -> Path:
 
 def log_path(state: Path, run: str, node: bytes) -> Path:
     """Return the log of one machine of a run."""
-    return history_directory(state) / run / f"{node.hex() or _ALONE}{_SUFFIX}"
+    return history_directory(state) / run / f"{node.hex() or ALONE}{_SUFFIX}"
 
 
 def logs_of(state: Path, run: str) -> dict[bytes, Path]:
@@ -54,7 +54,7 @@ def logs_of(state: Path, run: str) -> dict[bytes, Path]:
     for path in sorted((history_directory(state) / run).glob(f"*{_SUFFIX}")):
         name = path.name.removesuffix(_SUFFIX)
         try:
-            logs[b"" if name == _ALONE else bytes.fromhex(name)] = path
+            logs[b"" if name == ALONE else bytes.fromhex(name)] = path
         except ValueError:
             continue
     return logs
@@ -166,28 +166,31 @@ class RunLogCopy:
     """Copy of another machine's log. It grows by whole frames, and follows a log that was replaced.
 
     ``identity``, ``size``: of the log that is being copied, and how much of it is here. While a replaced log
-    is copied again, the earlier copy stays readable.
+    is copied again, the earlier copy stays readable until all of the new one is here.
     """
 
     def __init__(self, path: Path, run: str, node: bytes, max_bytes: int = 2 * MAX_LOG_BYTES) -> None:
         self._path, self._run, self._node, self._max_bytes = path, run, node, max_bytes
         self._draft = path.with_name(f"{path.name}.new")
         self._target = path
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         discard(self._draft)
         self.identity, self.size = b"", 0
         if path.exists():
             self.size = _truncate_to_frames(path)
             self.identity = read_identity(path)
 
-    def add(self, part: RecordPart) -> bool:
+    def add(self, part: RecordPart, changed_at: float | None = None) -> bool:
         """Append a part that was read at ``size``; return True if more of the log is left to read.
 
-        A part from the beginning starts the copy again, because the log was replaced or has shrunk. Raise
-        ProtocolError if it is not a part of this log.
+        A part from the beginning starts the copy again, because the log was replaced or has shrunk. So does
+        a copy that another process has changed or removed. ``changed_at``: when the log was last written,
+        which is then the time of the copy. Raise ProtocolError if it is not a part of this log.
         """
         if part.offset == 0:
             self._start(part)
+        elif not self._target.exists() or self._target.stat().st_size != self.size:
+            self.identity, self.size = b"", 0
+            return True
         elif (part.identity, part.offset) != (self.identity, self.size):
             raise ProtocolError("a part of a run's record does not continue its copy")
         data = part.data[: whole_frames(part.data)]
@@ -201,17 +204,20 @@ class RunLogCopy:
                 os.truncate(self._target, self.size)
             raise
         self.size += len(data)
-        is_complete = self.size >= part.size or not data
+        if changed_at is not None:
+            os.utime(self._target, (changed_at, changed_at))
+        is_complete = self.size >= part.size
         if is_complete and self._target == self._draft:
             replace(self._draft, self._path)
             self._target = self._path
-        return not is_complete
+        return bool(data) and not is_complete
 
     def _start(self, part: RecordPart) -> None:
         head = decode_frames(part.data[: first_frame(part.data)]).head
         if head is None or (head.run, head.node, head.identity) != (self._run, self._node, part.identity):
             raise ProtocolError("a copied log does not begin with the head of its run and machine")
         self.identity, self.size = part.identity, 0
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._target = self._draft if self._path.exists() else self._path
         discard(self._draft)
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from pathlib import Path
 
 from barnraise.agent.context import AgentContext
 from barnraise.agent.history.copier import HistoryCopier
 from barnraise.agent.history.disk_thread import DiskThread
-from barnraise.agent.history.kept_logs import kept_logs, remove_oldest
+from barnraise.agent.history.kept_logs import kept_logs, remove_drafts, remove_oldest
 from barnraise.agent.history.machine_sampler import MachineSampler
+from barnraise.agent.history.removals import RemovedRecords
 from barnraise.agent.history.run_events import change_entries, machine_entry, start_entries, with_resumes
 from barnraise.agent.runs.registry import RunEntry, RunRegistry
 from barnraise.agent_client.history.requests import (
@@ -24,6 +26,7 @@ from barnraise.agent_client.history.requests import (
     HistoryListResponse,
     HistoryPartRequest,
     HistoryPartResponse,
+    HistoryRemoveRequest,
     RecordRequest,
 )
 from barnraise.core.errors import ProtocolError, RunError
@@ -43,8 +46,9 @@ from barnraise.history.entries import (
     TrainingGoal,
     ValueBatch,
 )
-from barnraise.history.log_file import RunLogWriter, log_path, logs_of, read_part
+from barnraise.history.log_file import RunLogWriter, log_path, logs_of, read_head, read_part
 from barnraise.history.log_format import decode_frames
+from barnraise.history.logs.retention import removal
 from barnraise.identity import NodeId
 from barnraise.runs.record import RunRecord
 from barnraise.topology import Machine
@@ -72,7 +76,8 @@ class HistoryService:
         self._context, self._registry = context, registry
         self._loop = asyncio.get_running_loop()
         self._disk = DiskThread()
-        self.copier = HistoryCopier(context, self._disk)
+        self.removals = RemovedRecords(context.storage)
+        self.copier = HistoryCopier(context, self._disk, self.removals, self._unfinished_runs)
         self._writers: dict[str, RunLogWriter] = {}  # used by the thread only
         self._known: dict[str, RunRecord] = {}  # newest record of each active run
         self._changes: dict[str, dict[bytes, ChangeKind]] = {}  # newest of each machine of these runs
@@ -174,7 +179,24 @@ class HistoryService:
         part = await self._disk.run(lambda: read_part(path, request.identity, request.offset))
         return HistoryPartResponse(*part)
 
+    async def remove(self, request: HistoryRemoveRequest) -> None:
+        """Remove the records of runs on all machines of owners; raise RunError if one has not ended."""
+        logs = await self._disk.run(lambda: kept_logs(self._context.directory))
+        unfinished = self._unfinished_runs()
+        for run in request.runs:
+            entry = self._registry.runs.get(run)
+            if run in unfinished or (entry is not None and not entry.has_ended):
+                raise RunError(f"run {run} has not ended", hint=f"Stop it first: barnraise stop {run}")
+            if run not in {log.run for log in logs}:
+                raise RunError(f"this machine keeps no record of run {run}", hint="Run: barnraise runs")
+        made_at = await self._disk.run(lambda: _made_at(self._context.directory, request.runs))
+        self.removals.add(removal(run, time.time(), made_at[run]) for run in request.runs)
+        await self.copier.remove_named()
+
     # the thread
+
+    def _unfinished_runs(self) -> Collection[str]:
+        return {*self._writers, *self._known}
 
     def _active_runs(self) -> Sequence[str]:
         return [run for run, record in self._known.items() if record.phase == "running"]
@@ -203,15 +225,16 @@ class HistoryService:
         def sync() -> None:
             for writer in self._writers.values():
                 writer.sync()
-            active = set(self._writers) | set(self._known)
             limit = self._context.settings.runs.history_bytes
-            for run in remove_oldest(self._context.directory, limit, active):
+            for run in remove_oldest(self._context.directory, limit, self._unfinished_runs()):
                 self.copier.forget(run)
 
+        self._disk.submit(lambda: remove_drafts(self._context.directory))
         while True:
             await asyncio.sleep(_SYNC_S)
             try:
                 await self._disk.run(sync)
+                await self.copier.remove_named()  # runs that had not ended then
             except OSError as error:
                 _log.error("the records of runs cannot be written to the disk: %s", error)
 
@@ -220,3 +243,11 @@ class HistoryService:
 
     def _machine_of(self, node: bytes) -> Machine | None:
         return self._context.machine_of(NodeId(node))
+
+
+def _made_at(state: Path, runs: Iterable[str]) -> dict[str, list[float]]:
+    """Return when the logs of each run were made."""
+    return {
+        run: [head.at for path in logs_of(state, run).values() if (head := read_head(path)) is not None]
+        for run in runs
+    }
