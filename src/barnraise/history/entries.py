@@ -89,11 +89,12 @@ class RunStart(msgspec.Struct, frozen=True, array_like=True, tag="start"):
 
 
 class RunEnd(msgspec.Struct, frozen=True, array_like=True, tag="end"):
-    """End of a run. ``code``: its exit code; 130 if a person stopped it."""
+    """End of a run. ``code``: its exit code. ``was_stopped``: by a person; None: if the code is 130."""
 
     at: Seconds
     code: Annotated[int, Meta(ge=0, le=255)]
     sentence: Sentence = ""
+    was_stopped: bool | None = None
 
 
 class TrainingGoal(msgspec.Struct, frozen=True, array_like=True, tag="goal"):

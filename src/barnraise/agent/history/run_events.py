@@ -83,7 +83,7 @@ def change_entries(
     ]
     if old.phase != new.phase and new.phase == "ended" and new.outcome is not None:
         sentence = printable(new.outcome.sentence)[:_SENTENCE]
-        return [*entries, RunEnd(at, new.outcome.code, sentence)]
+        return [*entries, RunEnd(at, new.outcome.code, sentence, new.outcome.is_stop)]
     step = _newest_step(reported_states(reports))
     for node, change, reason in _membership_changes(old, new, reports, present):
         reason = printable(reason)[:_SENTENCE]
