@@ -6,6 +6,7 @@ also survives a power cut. A log that has become too large is rewritten smaller,
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import time
@@ -18,8 +19,16 @@ import msgspec
 
 from barnraise.core.errors import ProtocolError
 from barnraise.core.files import BINARY, discard, replace, sync, write_all, write_atomically
-from barnraise.history.entries import Entry, LogHead
-from barnraise.history.log_format import MAX_BODY, decode_frames, encode_frames, first_frame, whole_frames
+from barnraise.history.entries import Entry, LogHead, RunEnd
+from barnraise.history.log_format import (
+    MAX_BODY,
+    decode_frames,
+    decode_readable,
+    encode_frames,
+    first_frame,
+    readable,
+    whole_frames,
+)
 from barnraise.history.logs.compaction import compact
 
 MAX_LOG_BYTES = 5 << 20
@@ -27,6 +36,11 @@ MAX_PART = 2 * MAX_BODY  # bytes of a log that are read at once; they hold a who
 _SUFFIX = ".log"
 ALONE = "alone"  # name of the log of a machine without a key
 _HEAD_BYTES = 4096
+_TICK_S = 0.001
+_NEWEST_BYTES = 64 << 10
+_END_TAG = msgspec.msgpack.encode(RunEnd.__struct_config__.tag)
+
+_log = logging.getLogger(__name__)
 
 
 class RecordPart(NamedTuple):
@@ -81,6 +95,13 @@ def read_identity(path: Path) -> bytes:
     return head.identity if head is not None else b""
 
 
+def has_end(path: Path) -> bool:
+    """Tell whether the newest entries of a log seem to tell of the end of its run."""
+    with open(path, "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - _NEWEST_BYTES))
+        return _END_TAG in file.read()
+
+
 def read_part(path: Path, identity: bytes, offset: int, max_bytes: int = MAX_PART) -> RecordPart:
     """Return whole frames of a log from an offset on; an unfinished last frame is left out.
 
@@ -110,15 +131,16 @@ class RunLogWriter:
         self._open()
 
     def append(self, entries: Sequence[Entry]) -> None:
-        """Append entries; raise OSError if the disk does not take them."""
-        data = encode_frames(entries)
+        """Append entries, except those that no reader accepts; raise OSError if the disk is full."""
+        accepted = readable(entries)
+        if len(accepted) < len(entries):
+            _log.warning("%s: %d entries are not valid", self._path, len(entries) - len(accepted))
+        data = encode_frames(accepted)
+        if os.fstat(self._file).st_size > self._size:  # what follows a part of a frame could never be read
+            os.ftruncate(self._file, self._size)
         if self._size + len(data) > self._max_bytes:
             self._shrink()
-        try:
-            write_all(self._file, data)
-        except OSError:
-            os.ftruncate(self._file, self._size)
-            raise
+        write_all(self._file, data)
         self._size += len(data)
 
     @property
@@ -149,12 +171,15 @@ class RunLogWriter:
         self._size = os.fstat(self._file).st_size
 
     def _rewrite(self, entries: Sequence[Entry]) -> None:
-        self.head = msgspec.structs.replace(self.head, identity=secrets.token_bytes(16), at=time.time())
+        # The file is later than the one before, also if the clock was set back meanwhile.
+        at = max(time.time(), self.head.at + _TICK_S)
+        self.head = msgspec.structs.replace(self.head, identity=secrets.token_bytes(16), at=at)
         write_atomically(self._path, encode_frames([self.head]) + encode_frames(entries), synced=True)
 
     def _shrink(self) -> None:
         """Rewrite the log with at most half of the allowed bytes, if its events leave that much room."""
-        entries = [entry for entry in read_entries(self._path) if not isinstance(entry, LogHead)]
+        content = decode_readable(self._path.read_bytes())
+        entries = [entry for entry in content if not isinstance(entry, LogHead)]
         os.close(self._file)
         try:
             self._rewrite(compact(entries, self._max_bytes // 2))

@@ -43,6 +43,7 @@ _ANSWER_S = 10.0
 _MOST_PARTS = 64  # of one log in a row
 _MAX_REPLYING = 4  # requests of one machine
 _MAX_PAGES = 64
+_MOST_COPIES = 512  # whose places are remembered
 
 _log = logging.getLogger(__name__)
 
@@ -67,15 +68,28 @@ class HistoryCopier:
         self._replying: Counter[NodeId] = Counter()
         self._copies: dict[tuple[str, bytes], RunLogCopy] = {}
         self._asked_all: dict[NodeId, float] = {}  # when a machine was asked for all of its logs
+        self._asking: set[NodeId] = set()  # machines that are copied from now
+        self._copying: set[tuple[str, bytes]] = set()  # logs that are copied now
 
     async def run(self) -> None:
-        """Copy from all connected machines of owners at intervals, until cancelled."""
+        """Copy from all connected machines of owners at intervals, until cancelled.
+
+        One that answers slowly does not delay the others.
+        """
         while True:
             await asyncio.sleep(_EVERY_S)
             if not self._is_owner(self._context.me):
                 continue
-            nodes = [node for node in self._context.linked_nodes() if self._is_owner(node)]
-            await asyncio.gather(*(self._copy_from(node) for node in nodes))
+            for node in self._context.linked_nodes():
+                if self._is_owner(node) and node not in self._asking:
+                    self._asking.add(node)
+                    self._context.spawn(self._copy_and_note(node))
+
+    async def _copy_and_note(self, node: NodeId) -> None:
+        try:
+            await self._copy_from(node)
+        finally:
+            self._asking.discard(node)
 
     def link_up(self, node: NodeId) -> None:
         """Ask a newly connected machine for all of its logs."""
@@ -110,17 +124,16 @@ class HistoryCopier:
         asks_all = now - self._asked_all.get(node, -_ALL_EVERY_S) >= _ALL_EVERY_S
         try:
             held = await self._held_by(node, recent_s=0.0 if asks_all else _RECENT_S)
-            own = await self._disk.run(lambda: self._held_here(0.0))
-            for log in await self._disk.run(lambda: self._wanted(held, own, node)):
+            for log in await self._disk.run(lambda: self._wanted(held, node)):
                 await self._try_copy(node, log)
             if asks_all:
                 self._asked_all[node] = now
         except (BarnraiseError, OSError) as error:
             _log.info("cannot copy the records of runs from %s: %s", self._context.name_of(node), error)
 
-    def _wanted(self, held: Sequence[HeldLog], own: Sequence[HeldLog], sender: NodeId) -> list[HeldLog]:
+    def _wanted(self, held: Sequence[HeldLog], sender: NodeId) -> list[HeldLog]:
         """Return the logs to copy from a machine."""
-        now = time.time()
+        now, own = time.time(), self._held_here(0.0, {(log.run, log.node) for log in held})
         offered = [KeptLog(log.run, log.node, log.size, min(now, log.changed_at or log.at)) for log in held]
         logs = [*kept_logs(self._context.directory), *offered]
         unwanted = set(runs_beyond(logs, self._context.settings.runs.history_bytes, self._active()))
@@ -132,11 +145,17 @@ class HistoryCopier:
 
     async def _try_copy(self, node: NodeId, log: HeldLog) -> None:
         """Copy what is new in one log; one that cannot be copied does not keep the others back."""
+        key = (log.run, log.node)
+        if key in self._copying:  # from another machine that has it
+            return
+        self._copying.add(key)
         try:
             await self._copy(node, log)
         except ProtocolError as error:
             name = self._context.name_of(node)
             _log.info("cannot copy the record of run %s from %s: %s", log.run, name, error)
+        finally:
+            self._copying.discard(key)
 
     async def _held_by(self, node: NodeId, recent_s: float) -> list[HeldLog]:
         held: list[HeldLog] = []
@@ -158,6 +177,8 @@ class HistoryCopier:
         if copy is None:
             path = log_path(self._context.directory, log.run, log.node)
             copy = self._copies[key] = await self._disk.run(lambda: RunLogCopy(path, *key))
+            if len(self._copies) > _MOST_COPIES:  # one that is not complete begins again
+                del self._copies[next(other for other in self._copies if other not in self._copying)]
         for _ in range(_MOST_PARTS):
             make = partial(
                 LogPartRequest, run=log.run, node=log.node, identity=copy.identity, offset=copy.size
@@ -189,12 +210,19 @@ class HistoryCopier:
             self._replying[node] -= 1
         self._context.send_bulk(node, encode(response))
 
-    def _held_here(self, recent_s: float) -> list[HeldLog]:
-        """Return the logs of this cluster; with ``recent_s``, those that changed since then."""
+    def _held_here(
+        self, recent_s: float, named: Collection[tuple[str, bytes]] | None = None
+    ) -> list[HeldLog]:
+        """Return the logs of this cluster; with ``recent_s``, those that changed since then.
+
+        ``named``: only these runs and machines. The heads of all others need not be read.
+        """
         held = []
         since = time.time() - recent_s if recent_s else 0.0
         for log in kept_logs(self._context.directory):
             if log.changed_at < since or not log.node:
+                continue
+            if named is not None and (log.run, log.node) not in named:
                 continue
             head = read_head(log_path(self._context.directory, log.run, log.node))
             if head is not None and head.cluster == self._context.log.cluster and head.run == log.run:

@@ -13,6 +13,7 @@ from barnraise.history.entries import RunId, Seconds
 
 MOST_REMOVALS = 1024
 _SLACK_S = 86_400.0  # by which the clocks of machines may differ
+_BLOCK = 4096  # bytes that the smallest file takes on a disk
 
 
 class RemovedRecord(msgspec.Struct, frozen=True, array_like=True, order=True):
@@ -49,13 +50,14 @@ def is_removed(run: str, made_at: float, removals: Mapping[str, float]) -> bool:
 def runs_beyond(logs: Iterable[KeptLog], most_bytes: int, active: Collection[str]) -> list[str]:
     """Return the runs whose records are too much for the disk: those without a change for longest first.
 
-    Of a log that is named twice, the larger size and the later change count. Active runs stay.
+    Of a log that is named twice, the larger size and the later change count. Many small logs count as
+    large as they are on a disk. Active runs stay.
     """
     sizes: dict[tuple[str, bytes], int] = {}
     changed: dict[str, float] = {}
     for log in logs:
         key = log.run, log.node
-        sizes[key] = max(log.size, sizes.get(key, 0))
+        sizes[key] = max(log.size, sizes.get(key, 0), _BLOCK)
         changed[log.run] = max(log.changed_at, changed.get(log.run, 0.0))
     by_run: dict[str, int] = defaultdict(int)
     for (run, _), size in sizes.items():

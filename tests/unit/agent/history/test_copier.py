@@ -382,3 +382,44 @@ def test_copy_that_a_person_deleted_is_copied_whole(tmp_path: Path) -> None:
         assert mac.held() == desk.held()
 
     asyncio.run(copy())
+
+
+def test_slow_machine_does_not_delay_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copying, "_EVERY_S", 0.01)
+
+    async def copy() -> None:
+        network = FakeNetwork(tmp_path)
+        desk, mac, nas = network.agents.values()
+        nas.copier.received = lambda node, message: None  # type: ignore[method-assign]
+        _notes(mac.writer())
+        running = asyncio.ensure_future(desk.copier.run())
+        deadline = time.monotonic() + 5
+        while MAC not in desk.held():
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.01)
+        writer = mac.writer()
+        _notes(writer)  # the next round does not wait for the nas either
+        while desk.held()[MAC] != mac.held()[MAC]:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.01)
+        running.cancel()
+
+    asyncio.run(copy())
+
+
+def test_log_that_two_machines_have_is_copied_from_one_at_a_time(tmp_path: Path) -> None:
+    async def copy() -> None:
+        network = FakeNetwork(tmp_path)
+        desk, mac, nas = network.agents.values()
+        network.cut = {frozenset((DESK, NAS))}
+        _notes(desk.writer(), 100, 3000)
+        await network.exchange()
+        desk.writer()._shrink()
+        await mac.copier._copy_from(NodeId(DESK))
+        network.cut = {frozenset((DESK, MAC)), frozenset((DESK, NAS))}
+        _notes(mac.writer(), 100, 3000)
+        copies = (nas.copier._copy_from(NodeId(MAC)), nas.copier._copy_from(NodeId(MAC)))
+        await asyncio.gather(*copies)
+        assert nas.held() == mac.held()
+
+    asyncio.run(copy())

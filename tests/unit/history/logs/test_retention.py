@@ -18,7 +18,7 @@ from benchmarks.invented_run import DESK, MAC
 
 
 def _log(run: str, size: int, changed_at: float, node: bytes = DESK) -> KeptLog:
-    return KeptLog(run, node, size, changed_at)
+    return KeptLog(run, node, 1000 * size, changed_at)
 
 
 @pytest.mark.parametrize(
@@ -40,13 +40,18 @@ def test_records_without_a_change_for_longest_are_too_much(
         _log("middle", 20, 5.0),
         _log("middle", 10, 20.0, MAC),
     ]
-    assert runs_beyond(logs, most_bytes, active) == beyond
+    assert runs_beyond(logs, 1000 * most_bytes, active) == beyond
 
 
 def test_log_that_is_here_and_offered_counts_once() -> None:
     here, offered = _log("a", 50, 10.0), _log("a", 60, 40.0)
-    assert runs_beyond([here, offered, _log("b", 40, 20.0)], 100, ()) == []
-    assert runs_beyond([here, offered, _log("b", 40, 20.0)], 99, ()) == ["b"]
+    assert runs_beyond([here, offered, _log("b", 40, 20.0)], 100_000, ()) == []
+    assert runs_beyond([here, offered, _log("b", 40, 20.0)], 99_000, ()) == ["b"]
+
+
+def test_small_logs_count_as_large_as_they_are_on_a_disk() -> None:
+    logs = [KeptLog(f"run-{number}", DESK, 100, float(number)) for number in range(100)]
+    assert len(runs_beyond(logs, 40_960, ())) == 90
 
 
 def test_removal_covers_logs_of_machines_with_another_clock() -> None:
