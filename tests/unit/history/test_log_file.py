@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -170,7 +171,7 @@ def test_file_is_later_than_the_one_before_also_if_the_clock_was_set_back(
     path = log_path(tmp_path, RUN, DESK)
     writer = RunLogWriter(path, _HEAD)
     before = read_head(path)
-    monkeypatch.setattr(log_file.time, "time", lambda: 5.0)
+    monkeypatch.setattr(time, "time", lambda: 5.0)
     writer._shrink()
     after = read_head(path)
     assert before is not None
