@@ -32,11 +32,11 @@ def _spans(first: int, end: int, start: int, stride: int) -> Iterator[tuple[int,
 
 def steps_in(batch: StepBatch, parts: Sequence[Interval]) -> Iterator[StepBatch]:
     """Yield the steps of these parts of a batch; ``parts``: sorted, of steps that the batch has."""
-    if parts == intervals(batch):
-        yield batch
-    elif not batch.spans:
+    if not batch.spans:
         for first, end in parts:
             yield from cut_steps(batch, first, end)
+    elif parts == intervals(batch):
+        yield batch
     elif parts:
         steps, among = sum(end - first for first, end in parts), steps_per_row(batch)
         yield msgspec.structs.replace(
@@ -52,11 +52,11 @@ def steps_in(batch: StepBatch, parts: Sequence[Interval]) -> Iterator[StepBatch]
 
 def values_in(batch: ValueBatch, parts: Sequence[Interval]) -> Iterator[ValueBatch]:
     """Yield the values of these parts of a batch; ``parts``: sorted, of steps that the batch has."""
-    if parts == intervals(batch):
-        yield batch
-    elif not batch.spans:
+    if not batch.spans:
         for first, end in parts:
             yield from cut_values(batch, first, end)
+    elif parts == intervals(batch):
+        yield batch
     elif parts:
         stride = parts[-1][1] - parts[0][0]
         yield msgspec.structs.replace(batch, first=parts[0][0], stride=stride, spans=spans_of(parts))

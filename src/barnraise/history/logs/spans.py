@@ -28,7 +28,7 @@ def row_count(batch: StepBatch | ValueBatch) -> int:
 
 def intervals(batch: StepBatch | ValueBatch) -> list[Interval]:
     """Return the steps of a batch as intervals, in order."""
-    if _has_spans(batch):
+    if batch.spans and _has_spans(batch):
         borders = list(accumulate(batch.spans, initial=batch.first))
         return list(pairwise(borders))[::2]
     count = row_count(batch)
@@ -37,7 +37,7 @@ def intervals(batch: StepBatch | ValueBatch) -> list[Interval]:
 
 def steps_per_row(batch: StepBatch | ValueBatch) -> int:
     """Return how many steps each row of a batch has."""
-    return sum(batch.spans[::2]) if _has_spans(batch) else batch.stride
+    return sum(batch.spans[::2]) if batch.spans and _has_spans(batch) else batch.stride
 
 
 def united(parts: Iterable[Interval]) -> list[Interval]:

@@ -7,6 +7,8 @@ import hashlib
 import math
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import zip_longest
+from math import isfinite
 from typing import NamedTuple
 
 from barnraise.core.sanitize import printable
@@ -21,12 +23,13 @@ from barnraise.history.entries import (
     StepBatch,
     ValueBatch,
 )
-from barnraise.history.logs.spans import Interval, intervals, row_count, steps_per_row, united
+from barnraise.history.logs.spans import Interval, intervals, steps_per_row, united
 from barnraise.history.merge import Coverage, merge
 from barnraise.history.view import EventView, RunState
 from barnraise.history.view_builder import build_view
 
 _MOST_TEXT = 500
+_UNSURE = 2  # newest steps that may still get values
 GROUP = "run/group"  # the generation of the group, as a value
 FIRST, COUNT = "run/first_step", "run/steps"  # of a row of several steps
 _DURATION, _SPEED = "run/step_s", "run/samples_per_s"
@@ -51,13 +54,14 @@ _NOTED = frozenset(
 
 
 class ValueRow(NamedTuple):
-    """Values of some steps: the mean, the lowest and the highest one of each name."""
+    """Values of some steps: the mean of each name, and of coarse rows the lowest and the highest one."""
 
     first: int
     last: int
     steps: int
     group: int
-    values: Mapping[str, tuple[float, float, float]]
+    values: Mapping[str, float]
+    extremes: Mapping[str, tuple[float, float]]
 
 
 class StepValues(NamedTuple):
@@ -138,25 +142,26 @@ def _steps(
     logs: Iterable[Sequence[Entry]], merged: Sequence[Entry], groups: Sequence[GroupStart]
 ) -> list[StepValues]:
     """Return the rows of steps with the values whose last step is in each."""
-    waiting, known = _value_rows(merged)
+    bare = sorted(_bare_steps(merged), key=_place)
+    end = max((row.step + 1 for row in bare), default=0)
+    waiting, known = _value_rows(merged, end - _UNSURE)
     partial = _partial_steps(logs, groups)
     rows: list[StepValues] = []
     lost: list[ValueRow] = []  # their steps are in no log that is here
-    bare = sorted(_bare_steps(merged), key=_place)
-    end = max((row.step + 1 for row in bare), default=0)
     for row in bare:
         own: list[ValueRow] = []
         while waiting and waiting[0].last <= row.step:
             found = waiting.popleft()
             (own if found.last >= row.first else lost).append(found)
-        first = min([row.first, *(each.first for each in own)])
-        told = _told(first, row.step, row.values[COUNT])
+        count, values = row.values[COUNT], {**_means(own), **row.values}
+        del values[COUNT]
+        if count > 1 or row.first < row.step or any(each.first < row.first for each in own):
+            values |= _told(min([row.first, *(each.first for each in own)]), row.step, count)
         # The means of a step come with the next commit: the two newest steps may get some.
-        is_known = not known.gaps(row.step, row.step + 1) or row.step < end - 2
-        is_partial = any(row.first <= step <= row.step for step in partial)
-        values = {name: value for name, value in row.values.items() if name != COUNT}
-        values = {**_means(own), **values, **told}
-        rows.append(row._replace(values=values, is_complete=is_known and not is_partial, logged=own))
+        is_known = row.step < end - _UNSURE or not known.gaps(row.step, row.step + 1)
+        is_partial = bool(partial) and any(row.first <= step <= row.step for step in partial)
+        is_complete = is_known and not is_partial
+        rows.append(StepValues(row.step, row.first, row.group, row.at, values, is_complete, own))
     rows += [_without_steps(values, bare) for values in (*lost, *waiting)]
     return sorted(rows, key=_place)
 
@@ -195,14 +200,17 @@ def _told(first: int, last: int, count: float) -> dict[str, float]:
     return {FIRST: float(first), COUNT: float(count)} if last > first else {}
 
 
-def _means(rows: Sequence[ValueRow]) -> dict[str, float]:
+def _means(rows: Sequence[ValueRow]) -> Mapping[str, float]:
     """Return the mean of each value by the steps of the rows; of coarse rows, also the extremes."""
+    if len(rows) == 1 and not rows[0].extremes:
+        return rows[0].values
     means: dict[str, float] = {}
     for name in dict.fromkeys(name for row in rows for name in row.values):
-        found = [(row.values[name], row.steps) for row in rows if name in row.values]
-        steps = sum(count for _, count in found)
-        means[name] = sum(mean * count for (mean, _, _), count in found) / steps
-        low, high = min(low for (_, low, _), _ in found), max(high for (_, _, high), _ in found)
+        found = [row for row in rows if name in row.values]
+        total = sum(row.values[name] * row.steps for row in found)
+        means[name] = total / sum(row.steps for row in found)
+        extremes = [row.extremes.get(name, (row.values[name],) * 2) for row in found]
+        low, high = min(low for low, _ in extremes), max(high for _, high in extremes)
         if low < high:
             means |= {f"{LOWEST}{name}": low, f"{HIGHEST}{name}": high}
     return means
@@ -212,34 +220,38 @@ def _group(entry: StepBatch | ValueBatch | GroupStart | OwnValues) -> int:
     return -1 - entry.generation if entry.is_provisional else entry.generation
 
 
-def _value_rows(merged: Iterable[Entry]) -> tuple[deque[ValueRow], Coverage]:
-    """Return the rows with finite values by their last step, and the steps whose values are known."""
+def _value_rows(merged: Iterable[Entry], newest: int) -> tuple[deque[ValueRow], Coverage]:
+    """Return the rows with finite values by their last step, and the newest steps with known values."""
     rows: list[ValueRow] = []
     known = Coverage()
     for batch in merged:
         if not isinstance(batch, ValueBatch):
             continue
         for first, end in intervals(batch):
-            known.add(first, end)
+            known.add(max(first, newest), end)
         steps, group = steps_per_row(batch), _group(batch)
-        for row, values in enumerate(_finite_values(batch)):
+        for row, (values, extremes) in enumerate(_finite_values(batch)):
             first = batch.first + row * batch.stride
             if values:
-                rows.append(ValueRow(first, first + batch.stride - 1, steps, group, values))
+                rows.append(ValueRow(first, first + batch.stride - 1, steps, group, values, extremes))
     return deque(sorted(rows, key=lambda row: row.last)), known
 
 
-def _finite_values(batch: ValueBatch) -> list[dict[str, tuple[float, float, float]]]:
-    """Return the finite values of each row by name."""
-    rows: list[dict[str, tuple[float, float, float]]] = [{} for _ in range(row_count(batch))]
-    for index, (name, column) in enumerate(zip(batch.names, batch.columns, strict=False)):
-        means = unpack_column(column)
-        lows = unpack_column(batch.lows[index]) if index < len(batch.lows) else means
-        highs = unpack_column(batch.highs[index]) if index < len(batch.highs) else means
-        for row, value in zip(rows, zip(means, lows, highs, strict=False), strict=False):
-            if all(map(math.isfinite, value)):
-                row[printable(name)] = value
-    return rows
+def _finite_values(
+    batch: ValueBatch,
+) -> Iterator[tuple[dict[str, float], Mapping[str, tuple[float, float]]]]:
+    """Yield the finite means of each row by name, and their extremes if it is a coarse row."""
+    names = [printable(name) for name in batch.names]
+    means = zip_longest(*map(unpack_column, batch.columns), fillvalue=math.nan)
+    rows = ({name: mean for name, mean in zip(names, row, strict=False) if isfinite(mean)} for row in means)
+    if not batch.lows or not batch.highs:
+        yield from ((row, {}) for row in rows)
+        return
+    lows = zip_longest(*map(unpack_column, batch.lows), fillvalue=math.nan)
+    highs = zip_longest(*map(unpack_column, batch.highs), fillvalue=math.nan)
+    for row, low, high in zip(rows, lows, highs, strict=False):
+        pairs = zip(names, zip(low, high, strict=False), strict=False)
+        yield row, {name: pair for name, pair in pairs if name in row and all(map(isfinite, pair))}
 
 
 def _partial_steps(logs: Iterable[Sequence[Entry]], groups: Iterable[GroupStart]) -> set[int]:
@@ -247,12 +259,11 @@ def _partial_steps(logs: Iterable[Sequence[Entry]], groups: Iterable[GroupStart]
     members = {_group(group): len(group.members) for group in groups}
     means = Coverage()
     ranks: dict[tuple[int, int], set[int]] = defaultdict(set)
-    for entry in (entry for log in logs for entry in log):
-        if isinstance(entry, OwnValues):
-            ranks[entry.step, _group(entry)].add(entry.rank)
-        elif isinstance(entry, ValueBatch):
-            for first, end in intervals(entry):
-                means.add(first, end)
+    for entry in (entry for log in logs for entry in log if isinstance(entry, OwnValues)):
+        ranks[entry.step, _group(entry)].add(entry.rank)
+    batches = [entry for log in logs for entry in log if isinstance(entry, ValueBatch)] if ranks else []
+    for first, end in (part for batch in batches for part in intervals(batch)):
+        means.add(first, end)
     return {
         step
         for (step, group), known in ranks.items()
