@@ -100,6 +100,7 @@ FROZEN = {
     "resume-machine": {"machine", *_JSON},
     "runs compare": {"runs", *_JSON},
     "runs history": {"run", *_JSON},
+    "runs remove": {"runs", "--yes", *_JSON},
     "run": _RUN,
     "self-test": set(),
     "service install": _JSON,

@@ -247,6 +247,10 @@ def _history_entries() -> list[history.Entry]:
         history.GroupStart(2.0, 1, 0, (node, node), "start"),
         history.StepBatch(1, 0, 2.0, (10, 11), (64, 64), ((1, 2),) * 6),
         history.ValueBatch(1, 0, ("loss",), (bytes(8),), 2, (bytes(8),), (bytes(8),)),
+        history.StepBatch(3, 4, 2.0, (10,), (64,), stride=9, spans=(2, 6, 1), oldest=1),
+        history.ValueBatch(
+            3, 4, ("loss",), (bytes(4),), 9, (bytes(4),), (bytes(4),), spans=(1, 7, 1), oldest=2
+        ),
         history.OwnValues(1, 2, 0, ("loss",), (1.0,), (2.0,)),
         history.MembershipChange(3.0, node, "died", "it was killed", 2, 2),
         history.PlanAdopted(3.0, 2, "ring", "exact", "it is fast", 0.1, (0.1,) * 6, ((node, 3.0),)),

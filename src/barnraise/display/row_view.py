@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from barnraise.agent_client.cluster_requests import NodeRow, StatusResponse
 from barnraise.agent_client.run_requests import RunRow, WatchResponse
+from barnraise.history.outcome import end_state
 from barnraise.history.sentences import running_headline
 from barnraise.history.view import (
     CurvePoint,
@@ -53,9 +54,7 @@ def run_state(row: RunRow) -> RunState:
     """Return the state of a run as the read model names it."""
     if row.phase != "ended":
         return "running"
-    if row.was_stopped:
-        return "stopped"
-    return "ended" if row.code == 0 else "failed"
+    return end_state(row.code, was_stopped=row.was_stopped)
 
 
 def _machines(response: WatchResponse, nodes: Mapping[str, NodeRow]) -> Iterable[MachineView]:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from barnraise.history.columns import unpack_column
 from barnraise.history.entries import ValueBatch
+from barnraise.history.logs.spans import steps_per_row
 from barnraise.history.step_table import common_start
 from barnraise.history.view import CurvePoint, CurveView
 
@@ -72,6 +73,7 @@ class _CurveColumns:
         self._lows: list[float] = []
         self._highs: list[float] = []
         self._strides: list[int] = []
+        self._weights: list[int] = []  # steps of each row, without those that it lacks
         self._marks: list[_Mark] = []
         self._thinned: list[_Raw] = []
         self._width = 1  # rows of a point
@@ -82,7 +84,7 @@ class _CurveColumns:
         while self._marks and self._marks[-1].batch >= batches:
             self._marks.pop()
         rows = self._marks[-1].rows if self._marks else 0
-        for column in (self.steps, self._means, self._lows, self._highs, self._strides):
+        for column in (self.steps, self._means, self._lows, self._highs, self._strides, self._weights):
             del column[rows:]
         self._unchanged = min(self._unchanged, rows)
 
@@ -92,7 +94,7 @@ class _CurveColumns:
         lows = unpack_column(batch.lows[index]) if index < len(batch.lows) else means
         highs = unpack_column(batch.highs[index]) if index < len(batch.highs) else means
         before = self._marks[-1] if self._marks else _NO_ROWS
-        newest, lowest = before.newest, before.lowest
+        newest, lowest, weight = before.newest, before.lowest, steps_per_row(batch)
         for row, (mean, low, high) in enumerate(zip(means, lows, highs, strict=False)):
             if math.isnan(mean) and math.isnan(low):
                 continue
@@ -101,6 +103,7 @@ class _CurveColumns:
             self._lows.append(low)
             self._highs.append(high)
             self._strides.append(batch.stride)
+            self._weights.append(weight)
             newest = mean if math.isfinite(mean) else newest
             lowest = low if math.isfinite(low) and (lowest is None or low < lowest) else lowest
         self._marks.append(_Mark(place, len(self.steps), newest, lowest))
@@ -126,8 +129,7 @@ class _CurveColumns:
 
     def _point(self, start: int, end: int) -> _Raw:
         rows = slice(start, end)
-        weight = sum(self._strides[rows])
-        mean = sum(map(operator.mul, self._means[rows], self._strides[rows])) / weight
+        mean = sum(map(operator.mul, self._means[rows], self._weights[rows])) / sum(self._weights[rows])
         last = min(end, len(self.steps)) - 1
         span = self.steps[last] + self._strides[last] - self.steps[start]
         return self.steps[start], mean, min(self._lows[rows]), max(self._highs[rows]), span

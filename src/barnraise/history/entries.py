@@ -14,7 +14,9 @@ from msgspec import Meta
 MOST_MACHINES = 256
 MOST_WORKERS = 1024
 MOST_ROWS = 4096  # of one batch of steps
-MOST_VALUES = 64  # names in one batch of values
+MOST_VALUES = 64  # names in one row that a worker writes
+MOST_NAMES = 256  # in one batch of values: coarse rows have the names of all their steps
+MOST_SPANS = 4095  # of a row that lacks steps
 MOST_LINKS = 1024
 MOST_ENTRIES = 4096  # of one frame
 # The last phase is of split models only; the rows of other runs leave its column out.
@@ -33,6 +35,9 @@ Sentence = Annotated[str, Meta(max_length=4000)]
 Amount = Annotated[float, Meta(ge=0, le=1e18)]
 Ticks = Annotated[int, Meta(ge=0, le=1 << 45)]
 TickColumn = Annotated[tuple[Ticks, ...], Meta(max_length=MOST_ROWS)]
+Samples = Annotated[int, Meta(ge=0, le=1 << 50)]
+Stride = Annotated[int, Meta(ge=1, le=1 << 30)]
+Spans = Annotated[tuple[Stride, ...], Meta(max_length=MOST_SPANS)]
 ValueColumn = Annotated[bytes, Meta(max_length=4 * MOST_ROWS)]  # little-endian float32
 ChangeKind = Literal[
     "joining", "joined", "left", "paused", "resumed", "evicted", "died", "recovered", "refused"
@@ -86,11 +91,12 @@ class RunStart(msgspec.Struct, frozen=True, array_like=True, tag="start"):
 
 
 class RunEnd(msgspec.Struct, frozen=True, array_like=True, tag="end"):
-    """End of a run. ``code``: its exit code; 130 if a person stopped it."""
+    """End of a run. ``code``: its exit code. ``was_stopped``: by a person; None: if the code is 130."""
 
     at: Seconds
     code: Annotated[int, Meta(ge=0, le=255)]
     sentence: Sentence = ""
+    was_stopped: bool | None = None
 
 
 class TrainingGoal(msgspec.Struct, frozen=True, array_like=True, tag="goal"):
@@ -130,16 +136,22 @@ class StepBatch(msgspec.Struct, frozen=True, array_like=True, tag="steps"):
     row after a break may be long. ``phases``: a column for each of PHASES, at least for the first six, or
     none; together they are ``ticks``. ``samples``: of each row. Rows with a stride above 1 hold sums over
     their steps.
+
+    Some rows are alone in their batch. ``spans``: how many of its steps a row has and lacks in turn, if it
+    lacks some. ``oldest``: the first generation of a row whose steps are of several; ``generation``: the
+    last one.
     """
 
     generation: Generation
     first: Step
     at: Seconds
     ticks: TickColumn
-    samples: Annotated[tuple[Annotated[int, Meta(ge=0, le=1 << 50)], ...], Meta(max_length=MOST_ROWS)]
+    samples: Annotated[tuple[Samples, ...], Meta(max_length=MOST_ROWS)]
     phases: Annotated[tuple[TickColumn, ...], Meta(max_length=len(PHASES))] = ()
-    stride: Annotated[int, Meta(ge=1, le=1 << 30)] = 1
+    stride: Stride = 1
     is_provisional: bool = False
+    spans: Spans = ()
+    oldest: Generation | None = None
 
     @property
     def end(self) -> int:
@@ -150,18 +162,21 @@ class StepBatch(msgspec.Struct, frozen=True, array_like=True, tag="steps"):
 class ValueBatch(msgspec.Struct, frozen=True, array_like=True, tag="values"):
     """Logged values of steps in columns, averaged over all workers; NaN where a step has none.
 
-    With a stride above 1, ``columns`` are means over the steps of a row, and ``lows`` and ``highs`` their
-    smallest and largest values.
+    Without names, it is one row of steps in which nothing was logged. With a stride above 1, ``columns`` are
+    means over the steps of a row, and ``lows`` and ``highs`` their smallest and largest values. ``spans``,
+    ``oldest``: as of `StepBatch`.
     """
 
     generation: Generation
     first: Step
-    names: Annotated[tuple[Name, ...], Meta(max_length=MOST_VALUES)]
-    columns: Annotated[tuple[ValueColumn, ...], Meta(max_length=MOST_VALUES)]
-    stride: Annotated[int, Meta(ge=1, le=1 << 30)] = 1
-    lows: Annotated[tuple[ValueColumn, ...], Meta(max_length=MOST_VALUES)] = ()
-    highs: Annotated[tuple[ValueColumn, ...], Meta(max_length=MOST_VALUES)] = ()
+    names: Annotated[tuple[Name, ...], Meta(max_length=MOST_NAMES)]
+    columns: Annotated[tuple[ValueColumn, ...], Meta(max_length=MOST_NAMES)]
+    stride: Stride = 1
+    lows: Annotated[tuple[ValueColumn, ...], Meta(max_length=MOST_NAMES)] = ()
+    highs: Annotated[tuple[ValueColumn, ...], Meta(max_length=MOST_NAMES)] = ()
     is_provisional: bool = False
+    spans: Spans = ()
+    oldest: Generation | None = None
 
 
 class OwnValues(msgspec.Struct, frozen=True, array_like=True, tag="own"):

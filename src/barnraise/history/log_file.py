@@ -6,6 +6,7 @@ also survives a power cut. A log that has become too large is rewritten smaller,
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import time
@@ -18,15 +19,28 @@ import msgspec
 
 from barnraise.core.errors import ProtocolError
 from barnraise.core.files import BINARY, discard, replace, sync, write_all, write_atomically
-from barnraise.history.entries import Entry, LogHead
-from barnraise.history.log_format import MAX_BODY, decode_frames, encode_frames, first_frame, whole_frames
+from barnraise.history.entries import Entry, LogHead, RunEnd
+from barnraise.history.log_format import (
+    MAX_BODY,
+    decode_frames,
+    decode_readable,
+    encode_frames,
+    first_frame,
+    readable,
+    whole_frames,
+)
 from barnraise.history.logs.compaction import compact
 
 MAX_LOG_BYTES = 5 << 20
 MAX_PART = 2 * MAX_BODY  # bytes of a log that are read at once; they hold a whole frame
 _SUFFIX = ".log"
-_ALONE = "alone"  # name of the log of a machine without a key
+ALONE = "alone"  # name of the log of a machine without a key
 _HEAD_BYTES = 4096
+_TICK_S = 0.001
+_NEWEST_BYTES = 64 << 10
+_END_TAG = msgspec.msgpack.encode(RunEnd.__struct_config__.tag)
+
+_log = logging.getLogger(__name__)
 
 
 class RecordPart(NamedTuple):
@@ -45,7 +59,7 @@ def history_directory(state: Path) -> Path:
 
 def log_path(state: Path, run: str, node: bytes) -> Path:
     """Return the log of one machine of a run."""
-    return history_directory(state) / run / f"{node.hex() or _ALONE}{_SUFFIX}"
+    return history_directory(state) / run / f"{node.hex() or ALONE}{_SUFFIX}"
 
 
 def logs_of(state: Path, run: str) -> dict[bytes, Path]:
@@ -54,7 +68,7 @@ def logs_of(state: Path, run: str) -> dict[bytes, Path]:
     for path in sorted((history_directory(state) / run).glob(f"*{_SUFFIX}")):
         name = path.name.removesuffix(_SUFFIX)
         try:
-            logs[b"" if name == _ALONE else bytes.fromhex(name)] = path
+            logs[b"" if name == ALONE else bytes.fromhex(name)] = path
         except ValueError:
             continue
     return logs
@@ -79,6 +93,13 @@ def read_identity(path: Path) -> bytes:
     """Return the identity of a log; empty if there is no log."""
     head = read_head(path)
     return head.identity if head is not None else b""
+
+
+def has_end(path: Path) -> bool:
+    """Tell whether the newest entries of a log seem to tell of the end of its run."""
+    with open(path, "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - _NEWEST_BYTES))
+        return _END_TAG in file.read()
 
 
 def read_part(path: Path, identity: bytes, offset: int, max_bytes: int = MAX_PART) -> RecordPart:
@@ -110,15 +131,16 @@ class RunLogWriter:
         self._open()
 
     def append(self, entries: Sequence[Entry]) -> None:
-        """Append entries; raise OSError if the disk does not take them."""
-        data = encode_frames(entries)
+        """Append entries, except those that no reader accepts; raise OSError if the disk is full."""
+        accepted = readable(entries)
+        if len(accepted) < len(entries):
+            _log.warning("%s: %d entries are not valid", self._path, len(entries) - len(accepted))
+        data = encode_frames(accepted)
+        if os.fstat(self._file).st_size > self._size:  # what follows a part of a frame could never be read
+            os.ftruncate(self._file, self._size)
         if self._size + len(data) > self._max_bytes:
             self._shrink()
-        try:
-            write_all(self._file, data)
-        except OSError:
-            os.ftruncate(self._file, self._size)
-            raise
+        write_all(self._file, data)
         self._size += len(data)
 
     @property
@@ -149,12 +171,15 @@ class RunLogWriter:
         self._size = os.fstat(self._file).st_size
 
     def _rewrite(self, entries: Sequence[Entry]) -> None:
-        self.head = msgspec.structs.replace(self.head, identity=secrets.token_bytes(16), at=time.time())
+        # The file is later than the one before, also if the clock was set back meanwhile.
+        at = max(time.time(), self.head.at + _TICK_S)
+        self.head = msgspec.structs.replace(self.head, identity=secrets.token_bytes(16), at=at)
         write_atomically(self._path, encode_frames([self.head]) + encode_frames(entries), synced=True)
 
     def _shrink(self) -> None:
         """Rewrite the log with at most half of the allowed bytes, if its events leave that much room."""
-        entries = [entry for entry in read_entries(self._path) if not isinstance(entry, LogHead)]
+        content = decode_readable(self._path.read_bytes())
+        entries = [entry for entry in content if not isinstance(entry, LogHead)]
         os.close(self._file)
         try:
             self._rewrite(compact(entries, self._max_bytes // 2))
@@ -166,28 +191,31 @@ class RunLogCopy:
     """Copy of another machine's log. It grows by whole frames, and follows a log that was replaced.
 
     ``identity``, ``size``: of the log that is being copied, and how much of it is here. While a replaced log
-    is copied again, the earlier copy stays readable.
+    is copied again, the earlier copy stays readable until all of the new one is here.
     """
 
     def __init__(self, path: Path, run: str, node: bytes, max_bytes: int = 2 * MAX_LOG_BYTES) -> None:
         self._path, self._run, self._node, self._max_bytes = path, run, node, max_bytes
         self._draft = path.with_name(f"{path.name}.new")
         self._target = path
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         discard(self._draft)
         self.identity, self.size = b"", 0
         if path.exists():
             self.size = _truncate_to_frames(path)
             self.identity = read_identity(path)
 
-    def add(self, part: RecordPart) -> bool:
+    def add(self, part: RecordPart, changed_at: float | None = None) -> bool:
         """Append a part that was read at ``size``; return True if more of the log is left to read.
 
-        A part from the beginning starts the copy again, because the log was replaced or has shrunk. Raise
-        ProtocolError if it is not a part of this log.
+        A part from the beginning starts the copy again, because the log was replaced or has shrunk. So does
+        a copy that another process has changed or removed. ``changed_at``: when the log was last written,
+        which is then the time of the copy. Raise ProtocolError if it is not a part of this log.
         """
         if part.offset == 0:
             self._start(part)
+        elif not self._target.exists() or self._target.stat().st_size != self.size:
+            self.identity, self.size = b"", 0
+            return True
         elif (part.identity, part.offset) != (self.identity, self.size):
             raise ProtocolError("a part of a run's record does not continue its copy")
         data = part.data[: whole_frames(part.data)]
@@ -201,17 +229,20 @@ class RunLogCopy:
                 os.truncate(self._target, self.size)
             raise
         self.size += len(data)
-        is_complete = self.size >= part.size or not data
+        if changed_at is not None:
+            os.utime(self._target, (changed_at, changed_at))
+        is_complete = self.size >= part.size
         if is_complete and self._target == self._draft:
             replace(self._draft, self._path)
             self._target = self._path
-        return not is_complete
+        return bool(data) and not is_complete
 
     def _start(self, part: RecordPart) -> None:
         head = decode_frames(part.data[: first_frame(part.data)]).head
         if head is None or (head.run, head.node, head.identity) != (self._run, self._node, part.identity):
             raise ProtocolError("a copied log does not begin with the head of its run and machine")
         self.identity, self.size = part.identity, 0
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._target = self._draft if self._path.exists() else self._path
         discard(self._draft)
 

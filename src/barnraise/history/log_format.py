@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -54,6 +55,21 @@ def encode_frames(entries: Sequence[Entry]) -> bytes:
     return _PREFIX.pack(len(body), zlib.crc32(body)) + body
 
 
+def readable(entries: Sequence[Entry]) -> list[Entry]:
+    """Return the entries that a reader accepts: one that is not within bounds would spoil the whole log."""
+    if _is_readable(entries):
+        return list(entries)
+    return [entry for entry in entries if _is_readable([entry])]
+
+
+def _is_readable(entries: Sequence[Entry]) -> bool:
+    try:
+        decode_frames(encode_frames(entries))
+    except (ProtocolError, OverflowError, TypeError):  # the latter: numbers that MessagePack cannot hold
+        return False
+    return True
+
+
 def whole_frames(data: bytes | memoryview) -> int:
     """Return the size of the whole frames at the beginning; their entries are not decoded."""
     view, position = memoryview(data), 0
@@ -80,6 +96,30 @@ def decode_frames(data: bytes | memoryview) -> DecodedLog:
         entries.extend(decoded)
         position += _PREFIX.size + len(body)
     return DecodedLog(tuple(entries), position)
+
+
+def decode_readable(data: bytes | memoryview) -> tuple[Entry, ...]:
+    """Decode the whole frames at the beginning, and leave out those that do not hold entries."""
+    view, position = memoryview(data), 0
+    entries: list[Entry] = []
+    while (body := _body_at(view, position)) is not None:
+        with suppress(ProtocolError):
+            decoded: tuple[Entry, ...] = decode(_bodies, body, _UNREADABLE)
+            entries.extend(decoded)
+        position += _PREFIX.size + len(body)
+    return tuple(entries)
+
+
+def pieces(data: bytes, most_bytes: int) -> Iterator[bytes]:
+    """Yield whole frames of this many bytes at most; each frame alone fits."""
+    start = end = 0
+    while size := first_frame(memoryview(data)[end:]):
+        if end > start and end + size - start > most_bytes:
+            yield data[start:end]
+            start = end
+        end += size
+    if end > start:
+        yield data[start:end]
 
 
 def _body_at(view: memoryview, position: int) -> memoryview | None:

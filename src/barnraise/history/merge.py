@@ -1,7 +1,8 @@
 """Merge of several logs into one history in which each committed step appears exactly once. Pure.
 
 The newest group decides: steps of earlier groups count only below the step at which a later group started.
-A step that several logs hold is taken from the finest one. Provisional steps only fill gaps.
+A step that several logs hold is taken from the finest one. Rows of several generations come after others.
+Provisional steps only fill gaps.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import bisect
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import msgspec
@@ -31,10 +33,12 @@ from barnraise.history.entries import (
     TrainingGoal,
     ValueBatch,
 )
-from barnraise.history.logs.cuts import cut_steps, cut_values
+from barnraise.history.logs.cuts import steps_in, values_in
+from barnraise.history.logs.spans import Interval, intervals, without_excess
 
 _Group = tuple[bool, int]  # agreed, and the generation
 _NO_BOUND = 10**12
+_MOST_PARTS = 1 << 18  # of rows that lack steps; those of sixteen logs
 _DEPARTURES = frozenset(["left", "paused", "evicted", "died", "refused"])
 
 
@@ -108,10 +112,12 @@ def merge_rows(
     own: Sequence[OwnValues],
 ) -> MergedRows:
     """Return the rows that count. A batch that counts wholly stays the same object."""
+    batches = list(without_excess(batches, _MOST_PARTS))
+    values = list(without_excess(values, _MOST_PARTS))
     groups = _first_starts(starts)
-    group_steps = _starts(groups, batches)
-    bounds = _bounds(group_steps)
-    steps, dropped = _merge_steps(batches, bounds), _count_dropped(batches, group_steps, bounds)
+    agreed = _agreed(_starts(groups, batches))
+    bounds = _Bounds(agreed)
+    steps, dropped = _merge_steps(batches, bounds), _count_dropped(batches, agreed, bounds)
     counted = [
         msgspec.structs.replace(group, dropped=max(group.dropped, dropped.get(_key(group), 0)))
         for group in groups
@@ -186,19 +192,25 @@ def _starts(groups: Iterable[GroupStart], batches: Iterable[StepBatch]) -> dict[
     """Return the step at which each group started; if no writer has noted it, its first step."""
     starts: dict[_Group, int] = {}
     for batch in batches:
-        starts[_key(batch)] = min(batch.first, starts.get(_key(batch), _NO_BOUND))
+        if batch.oldest is None:
+            starts[_key(batch)] = min(batch.first, starts.get(_key(batch), _NO_BOUND))
     return starts | {_key(group): group.step for group in groups}
 
 
-def _bounds(starts: Mapping[_Group, int]) -> dict[_Group, int]:
-    """Return, for each group, the step from which on its steps do not count."""
-    agreed = _agreed(starts)
-    lowest_after = [_NO_BOUND]
-    for _, start in reversed(agreed):
-        lowest_after.append(min(lowest_after[-1], start))
-    lowest_after.reverse()
-    generations = [generation for generation, _ in agreed]
-    return {key: lowest_after[bisect.bisect_right(generations, key[1])] for key in starts}
+class _Bounds:
+    """Steps from which on those of a group do not count, because a later group started there.
+
+    ``agreed``: generation and start of the groups with a quorum, in order.
+    """
+
+    def __init__(self, agreed: Sequence[tuple[int, int]]) -> None:
+        self._generations = [generation for generation, _ in agreed]
+        starts = [start for _, start in reversed(agreed)]
+        self._lowest_after = list(accumulate(starts, min, initial=_NO_BOUND))[::-1]
+
+    def of(self, generation: int) -> int:
+        """Return the step from which on steps of a generation do not count."""
+        return self._lowest_after[bisect.bisect_right(self._generations, generation)]
 
 
 def _agreed(starts: Mapping[_Group, int]) -> list[tuple[int, int]]:
@@ -206,42 +218,50 @@ def _agreed(starts: Mapping[_Group, int]) -> list[tuple[int, int]]:
     return sorted((generation, start) for (is_agreed, generation), start in starts.items() if is_agreed)
 
 
-def _by_rank(key: _Group, stride: int) -> tuple[bool, int, int]:
+def _by_rank(batch: StepBatch | ValueBatch) -> tuple[bool, bool, int, int, int]:
     """Return the order in which batches are taken: agreed, newest and finest ones first."""
-    is_agreed, generation = key
-    return not is_agreed, -generation, stride
+    is_mixed = batch.oldest is not None
+    return batch.is_provisional, is_mixed, -batch.generation, batch.stride, batch.first
 
 
-def _merge_steps(batches: Iterable[StepBatch], bounds: Mapping[_Group, int]) -> list[StepBatch]:
+def _new_parts(batch: StepBatch | ValueBatch, covered: Coverage, bounds: _Bounds) -> list[Interval]:
+    """Return the steps of a batch that count and are not covered yet, and cover them."""
+    bound = bounds.of(batch.generation)
+    parts = [gap for first, end in intervals(batch) for gap in covered.gaps(first, min(end, bound))]
+    for first, end in parts:
+        covered.add(first, end)
+    return parts
+
+
+def _merge_steps(batches: Iterable[StepBatch], bounds: _Bounds) -> list[StepBatch]:
     """Return the steps that count."""
     covered = Coverage()
     merged: list[StepBatch] = []
-    for batch in sorted(batches, key=lambda batch: (*_by_rank(_key(batch), batch.stride), batch.first)):
-        for first, end in covered.gaps(batch.first, min(batch.end, bounds[_key(batch)])):
-            merged.extend(cut_steps(batch, first, end))
-            covered.add(first, end)
+    for batch in sorted(batches, key=_by_rank):
+        merged.extend(steps_in(batch, _new_parts(batch, covered, bounds)))
     return sorted(merged, key=lambda batch: batch.first)
 
 
 def _count_dropped(
-    batches: Iterable[StepBatch], starts: Mapping[_Group, int], bounds: Mapping[_Group, int]
+    batches: Iterable[StepBatch], agreed: Sequence[tuple[int, int]], bounds: _Bounds
 ) -> dict[_Group, int]:
     """Return, by group, how many earlier steps do not count because it was the first to start before them."""
     dropped: dict[_Group, Coverage] = defaultdict(Coverage)
-    agreed = _agreed(starts)
     generations = [generation for generation, _ in agreed]
     for batch in batches:
-        bound, end = max(batch.first, bounds[_key(batch)]), batch.end
-        for generation, start in agreed[bisect.bisect_right(generations, batch.generation) :]:
-            if end <= bound:
-                break
-            dropped[True, generation].add(max(batch.first, start), end)
-            end = min(end, start)
+        bound = bounds.of(batch.generation)
+        for first, last in intervals(batch) if bound < batch.end else ():
+            end = last
+            for generation, start in agreed[bisect.bisect_right(generations, batch.generation) :]:
+                if end <= max(first, bound):
+                    break
+                dropped[True, generation].add(max(first, start), end)
+                end = min(end, start)
     return {key: sum(end - first for first, end in steps.intervals) for key, steps in dropped.items()}
 
 
 def _merge_values(
-    batches: Iterable[ValueBatch], own: Sequence[OwnValues], bounds: Mapping[_Group, int]
+    batches: Iterable[ValueBatch], own: Sequence[OwnValues], bounds: _Bounds
 ) -> list[ValueBatch]:
     """Return the logged values of each step once.
 
@@ -249,24 +269,18 @@ def _merge_values(
     """
     covered = Coverage()
     merged: list[ValueBatch] = []
-    for batch in sorted(batches, key=lambda batch: (*_by_rank(_key(batch), batch.stride), batch.first)):
-        rows = len(batch.columns[0]) // 4 if batch.columns else 0
-        end = min(batch.first + rows * batch.stride, bounds.get(_key(batch), _NO_BOUND))
-        for first, gap_end in covered.gaps(batch.first, end):
-            merged.extend(cut_values(batch, first, gap_end))
-            covered.add(first, gap_end)
+    for batch in sorted(batches, key=_by_rank):
+        merged.extend(values_in(batch, _new_parts(batch, covered, bounds)))
     merged.extend(_sum_own(own, covered, bounds))
     return sorted(merged, key=lambda batch: batch.first)
 
 
-def _sum_own(
-    own: Sequence[OwnValues], covered: Coverage, bounds: Mapping[_Group, int]
-) -> Iterable[ValueBatch]:
+def _sum_own(own: Sequence[OwnValues], covered: Coverage, bounds: _Bounds) -> Iterable[ValueBatch]:
     """Add the workers' own sums of the steps whose means no commit has brought."""
     by_step: dict[tuple[int, _Group], dict[int, OwnValues]] = defaultdict(dict)
     for entry in own:
         key = _key(entry)
-        if entry.step < bounds.get(key, _NO_BOUND) and covered.gaps(entry.step, entry.step + 1):
+        if entry.step < bounds.of(entry.generation) and covered.gaps(entry.step, entry.step + 1):
             by_step[entry.step, key][entry.rank] = entry
     for step, key in sorted(by_step, key=lambda place: (place[0], not place[1][0], -place[1][1])):
         if not covered.gaps(step, step + 1):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import NamedTuple
 
@@ -40,7 +40,10 @@ class StepRow(NamedTuple):
 
 
 class ValueRow(NamedTuple):
-    """Logged values of one commit, averaged over all workers. ``generation``: in which they became known."""
+    """Logged values of one commit, averaged over all workers. ``generation``: in which they became known.
+
+    ``values`` may be empty: no worker has logged one.
+    """
 
     generation: int
     first: int
@@ -73,12 +76,12 @@ def step_batches(rows: Iterable[StepRow]) -> list[StepBatch]:
 
 
 def value_batches(rows: Iterable[ValueRow]) -> list[ValueBatch]:
-    """Put rows into batches; rows with other names start a new one."""
+    """Put rows into batches; rows with other names start a new one. Steps without values are one row."""
     batches = []
     groups: list[list[ValueRow]] = []
-    for row in rows:
+    for row in _with_long_gaps(rows):
         most_rows = min(MOST_ROWS, _MOST_CELLS // max(1, min(len(row.values), MOST_VALUES)))
-        before = groups[-1][-1] if groups and len(groups[-1]) < most_rows else None
+        before = groups[-1][-1] if groups and len(groups[-1]) < most_rows and row.values else None
         if before is not None and _continues(before, row) and before.values.keys() == row.values.keys():
             groups[-1].append(row)
         else:
@@ -99,9 +102,29 @@ def value_batches(rows: Iterable[ValueRow]) -> list[ValueBatch]:
     return batches
 
 
+def _with_long_gaps(rows: Iterable[ValueRow]) -> Iterator[ValueRow]:
+    """Yield the rows; those without values that follow each other are one."""
+    gap: ValueRow | None = None
+    for row in rows:
+        if gap is not None and not row.values and _follows(gap, row):
+            gap = gap._replace(stride=gap.stride + row.stride)
+            continue
+        if gap is not None:
+            yield gap
+        gap = None if row.values else row
+        if row.values:
+            yield row
+    if gap is not None:
+        yield gap
+
+
 def _continues(before: StepRow | ValueRow, row: StepRow | ValueRow) -> bool:
+    return before.stride == row.stride and _follows(before, row)
+
+
+def _follows(before: StepRow | ValueRow, row: StepRow | ValueRow) -> bool:
     is_alike = before.generation == row.generation and before.is_provisional == row.is_provisional
-    return is_alike and before.stride == row.stride and before.first + before.stride == row.first
+    return is_alike and before.first + before.stride == row.first
 
 
 def _ticks(seconds: float) -> int:

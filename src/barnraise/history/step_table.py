@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from barnraise.history.entries import LEAST_PHASES, PHASES, TICKS_PER_S, GroupStart, PlanAdopted, StepBatch
+from barnraise.history.logs.spans import steps_per_row
 from barnraise.history.step_rows import phase_columns
 from barnraise.history.view import PhaseView, RatePoint
 
@@ -44,6 +45,7 @@ class StepTable:
         self._ticks: list[int] = []
         self._samples: list[int] = []
         self._strides: list[int] = []
+        self._counts: list[int] = []  # steps of each row, without those that it lacks
         self._times: list[float] = []
         self._phases: list[tuple[int, ...]] = []  # ticks of each of PHASES, or none if they are unknown
         self._totals: list[tuple[int, int, int]] = [(0, 0, 0)]  # steps, ticks and samples before each row
@@ -56,8 +58,8 @@ class StepTable:
         rows = sum(len(batch.ticks) for batch in batches[:same])
         self._batches[same:] = batches[same:]
         self._sums[same:] = [_tick_sums(batch) for batch in batches[same:]]
-        columns = self._steps, self._ticks, self._samples, self._strides, self._times, self._phases
-        for column in columns:
+        columns = self._steps, self._ticks, self._samples, self._strides, self._counts, self._times
+        for column in (*columns, self._phases):
             del column[rows:]
         del self._totals[rows + 1 :]
         self._commits = None
@@ -70,13 +72,14 @@ class StepTable:
             self._ticks.extend(batch.ticks)
             self._samples.extend(batch.samples[:count] + (0,) * (count - len(batch.samples)))
             self._strides.extend([batch.stride] * count)
+            self._counts.extend([steps_per_row(batch)] * count)
             ticks = itertools.accumulate((0, *batch.ticks[1:]))
             self._times.extend([batch.at + passed / TICKS_PER_S for passed in ticks][:count])
             phases = list(itertools.islice(zip(*phase_columns(batch), strict=False), count))
             self._phases.extend([*phases, *[()] * (count - len(phases))])
         steps, ticks_before, samples = self._totals[-1]
         for row in range(rows, len(self._steps)):
-            steps, ticks_before = steps + self._strides[row], ticks_before + self._ticks[row]
+            steps, ticks_before = steps + self._counts[row], ticks_before + self._ticks[row]
             samples += self._samples[row]
             self._totals.append((steps, ticks_before, samples))
 
@@ -108,8 +111,7 @@ class StepTable:
     @property
     def missing(self) -> int:
         """Return how many steps between the first and the last one have no entry."""
-        held = sum(batch.end - batch.first for batch in self._batches)
-        return max(0, self.end - self.first - held)
+        return max(0, self.end - self.first - sum(self._counts))
 
     def recent(self, plan: PlanAdopted | None) -> Pace | None:
         """Return the means of the newest steps: at most 100, of the present group under the newest plan.
@@ -127,7 +129,7 @@ class StepTable:
     def phases(self, plan: PlanAdopted | None) -> tuple[PhaseView, ...]:
         """Return the mean seconds of each phase of the newest steps, beside the plan's prediction."""
         rows = self._recent_span(plan).rows()
-        steps = sum(self._strides[row] for row in rows)
+        steps = sum(self._counts[row] for row in rows)
         is_known = steps > 0 and all(self._phases[row] for row in rows)
         planned = plan.phases_s if plan is not None else ()
         predicted = (*planned, 0.0)[: len(PHASES)] if len(planned) >= LEAST_PHASES else ()
@@ -177,7 +179,7 @@ class StepTable:
             if seconds:
                 step = self._steps[start]
                 machines = _machines_at(groups, step)
-                steps, samples = sum(self._strides[part]), sum(self._samples[part])
+                steps, samples = sum(self._counts[part]), sum(self._samples[part])
                 point = RatePoint(step, self._times[start], steps / seconds, samples / seconds, machines)
                 points.append(point)
         return tuple(points)
@@ -195,7 +197,7 @@ class StepTable:
         before, until = self._totals[span.low], self._totals[span.high]
         steps, ticks, samples = (high - low for low, high in zip(before, until, strict=True))
         for row in span.left_out:
-            steps, ticks = steps - self._strides[row], ticks - self._ticks[row]
+            steps, ticks = steps - self._counts[row], ticks - self._ticks[row]
             samples -= self._samples[row]
         if not steps or not ticks:
             return None

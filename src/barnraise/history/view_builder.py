@@ -17,6 +17,7 @@ from barnraise.history.entries import (
 from barnraise.history.logs.joined_log import JoinedLog
 from barnraise.history.machines.shares import with_recent_shares, with_total_shares
 from barnraise.history.merge import MergedRows, distinct, entry_time, merge_rows
+from barnraise.history.outcome import end_state
 from barnraise.history.sentences import counted, ended_headline, running_headline
 from barnraise.history.step_table import Pace, StepTable
 from barnraise.history.view import (
@@ -28,7 +29,7 @@ from barnraise.history.view import (
     RunView,
     StartView,
 )
-from barnraise.history.views.events import RunEvents, end_state
+from barnraise.history.views.events import RunEvents
 from barnraise.history.views.measurements import Measurements
 
 
@@ -131,7 +132,7 @@ class RunHistory:
         started_at = start.at if start is not None else self._first_at()
         finish = end.at if end is not None else now
         elapsed_s = max(0.0, finish - started_at) if started_at is not None else 0.0
-        state: RunState = "running" if end is None else end_state(end.code)
+        state: RunState = "running" if end is None else end_state(end.code, was_stopped=end.was_stopped)
         curves = self._curves.curves()
         pace = table.recent(plan)
         machines = self._machines(pace)

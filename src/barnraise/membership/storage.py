@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -34,6 +34,7 @@ CREATE TABLE IF NOT EXISTS trust (place INTEGER PRIMARY KEY, entry BLOB NOT NULL
 CREATE TABLE IF NOT EXISTS fact (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS run (place INTEGER PRIMARY KEY, name TEXT UNIQUE, record BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS job (number INTEGER PRIMARY KEY, record BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS removal (run TEXT PRIMARY KEY, at REAL NOT NULL) WITHOUT ROWID;
 """
 
 
@@ -99,7 +100,7 @@ class MembershipStorage:
     def replace_cluster(self, record: AcceptorState, entries: tuple[bytes, ...]) -> None:
         """Replace the cluster that this machine was in by another."""
         with self._transaction():
-            for table in ("chain", "decision", "removed", "trust", "run", "job"):
+            for table in ("chain", "decision", "removed", "trust", "run", "job", "removal"):
                 self._base.execute(f"DELETE FROM {table}")  # names of our own
             self._save_record(record, VIEWS)
             if record.decided.number:
@@ -153,6 +154,17 @@ class MembershipStorage:
     def forget_job(self, number: int) -> None:
         with self._transaction():
             self._base.execute("DELETE FROM job WHERE number = ?", (number,))
+
+    def removals(self) -> list[tuple[float, str]]:
+        """Return the stored removals of runs' records: their times and the runs."""
+        rows = self._base.execute("SELECT at, run FROM removal").fetchall()
+        return [(float(at), str(run)) for at, run in rows]
+
+    def keep_removals(self, removals: Iterable[tuple[float, str]]) -> None:
+        """Replace the stored removals."""
+        with self._transaction():
+            self._base.execute("DELETE FROM removal")
+            self._base.executemany("INSERT INTO removal (at, run) VALUES (?, ?)", list(removals))
 
     def _row(self, query: str, *values: object) -> bytes | None:
         row = self._base.execute(query, values).fetchone()

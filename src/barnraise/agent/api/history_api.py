@@ -7,6 +7,7 @@ from barnraise.agent_client.cluster_requests import AgentResponse, RequestDone
 from barnraise.agent_client.history.requests import (
     HistoryListRequest,
     HistoryPartRequest,
+    HistoryRemoveRequest,
     HistoryRequest,
     RecordRequest,
 )
@@ -18,6 +19,9 @@ async def answer(agent: Agent, request: HistoryRequest) -> AgentResponse:
     match request:
         case RecordRequest():
             await history.receive(request)
+            return RequestDone("")
+        case HistoryRemoveRequest():
+            await history.remove(request)
             return RequestDone("")
         case HistoryListRequest():
             return await history.list(request)

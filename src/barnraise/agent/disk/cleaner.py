@@ -27,6 +27,7 @@ from barnraise.core.errors import RunError
 from barnraise.core.files import remove_tree
 from barnraise.core.units import counted
 from barnraise.environments.builder import built_environments, remove_environment
+from barnraise.history.outcome import end_state
 
 _PAUSE_S = 10.0
 _MEASURES = 60  # pauses between two measurements, unless a run ends
@@ -127,7 +128,7 @@ class Cleaner:
         return StoredRun(
             run,
             self._is_active(run),
-            outcome is not None and outcome.code == 0,
+            outcome is not None and end_state(outcome.code, was_stopped=outcome.is_stop) == "ended",
             step or await asyncio.to_thread(local.sharded, run),
             changed_at,
             entry.spec.resumes,

@@ -21,7 +21,7 @@ from barnraise.history.entries import (
     RunStart,
 )
 from barnraise.runs.control.worker_status import reported_states
-from barnraise.runs.record import NodeReport, RecordedFailure, RunRecord, RunSpec, WorkerState
+from barnraise.runs.record import NodeReport, RecordedFailure, RunOutcome, RunRecord, RunSpec, WorkerState
 from barnraise.topology import Machine
 
 UNANSWERED = "the machine does not answer"  # the reason of a machine that is gone without a word
@@ -82,8 +82,7 @@ def change_entries(
         failure_entry(failure, at) for failure in new.failures if failure.key not in known
     ]
     if old.phase != new.phase and new.phase == "ended" and new.outcome is not None:
-        sentence = printable(new.outcome.sentence)[:_SENTENCE]
-        return [*entries, RunEnd(at, new.outcome.code, sentence)]
+        return [*entries, end_entry(new.outcome, at)]
     step = _newest_step(reported_states(reports))
     for node, change, reason in _membership_changes(old, new, reports, present):
         reason = printable(reason)[:_SENTENCE]
@@ -99,6 +98,11 @@ def with_resumes(entries: Iterable[Entry], paused: Collection[bytes]) -> list[En
         else entry
         for entry in entries
     ]
+
+
+def end_entry(outcome: RunOutcome, at: float) -> RunEnd:
+    """Return the entry of the end of a run."""
+    return RunEnd(at, outcome.code, printable(outcome.sentence)[:_SENTENCE], outcome.is_stop)
 
 
 def failure_entry(recorded: RecordedFailure, at: float) -> FailureNote:

@@ -9,14 +9,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
 
 from barnraise.agent.context import AgentContext
 from barnraise.agent.history.copier import HistoryCopier
 from barnraise.agent.history.disk_thread import DiskThread
-from barnraise.agent.history.kept_logs import kept_logs, remove_oldest
+from barnraise.agent.history.kept_logs import kept_logs, remove_drafts, remove_oldest
 from barnraise.agent.history.machine_sampler import MachineSampler
-from barnraise.agent.history.run_events import change_entries, machine_entry, start_entries, with_resumes
+from barnraise.agent.history.removals import RemovedRecords
+from barnraise.agent.history.run_events import (
+    change_entries,
+    end_entry,
+    machine_entry,
+    start_entries,
+    with_resumes,
+)
 from barnraise.agent.runs.registry import RunEntry, RunRegistry
 from barnraise.agent_client.history.requests import (
     MOST_LOGS,
@@ -24,6 +33,7 @@ from barnraise.agent_client.history.requests import (
     HistoryListResponse,
     HistoryPartRequest,
     HistoryPartResponse,
+    HistoryRemoveRequest,
     RecordRequest,
 )
 from barnraise.core.errors import ProtocolError, RunError
@@ -43,13 +53,15 @@ from barnraise.history.entries import (
     TrainingGoal,
     ValueBatch,
 )
-from barnraise.history.log_file import RunLogWriter, log_path, logs_of, read_part
+from barnraise.history.log_file import RunLogWriter, has_end, log_path, logs_of, read_head, read_part
 from barnraise.history.log_format import decode_frames
+from barnraise.history.logs.retention import removal
 from barnraise.identity import NodeId
 from barnraise.runs.record import RunRecord
 from barnraise.topology import Machine
 
 _SYNC_S = 10.0
+_MOST_UNWRITTEN = 1000  # entries of one run, while the disk is full
 _BYTES_PER_S, _BURST = 1 << 20, 8 << 20  # of the workers of one run
 _FROM_WORKERS = (
     GroupStart,
@@ -72,8 +84,10 @@ class HistoryService:
         self._context, self._registry = context, registry
         self._loop = asyncio.get_running_loop()
         self._disk = DiskThread()
-        self.copier = HistoryCopier(context, self._disk)
+        self.removals = RemovedRecords(context.storage)
+        self.copier = HistoryCopier(context, self._disk, self.removals, self._unfinished_runs)
         self._writers: dict[str, RunLogWriter] = {}  # used by the thread only
+        self._unwritten: dict[str, list[Entry]] = {}  # by the thread, too: what a full disk has not taken
         self._known: dict[str, RunRecord] = {}  # newest record of each active run
         self._changes: dict[str, dict[bytes, ChangeKind]] = {}  # newest of each machine of these runs
         self._limit = RateLimit(_BYTES_PER_S, _BURST, max_sources=1024)
@@ -98,6 +112,7 @@ class HistoryService:
         old = self._known.get(run)
         if old is None:
             if entry.has_ended:
+                self._disk.submit(lambda: self._add_end(entry))
                 return
             entries = start_entries(entry.spec, self._name_of, self._machine_of)
         else:
@@ -121,12 +136,12 @@ class HistoryService:
         """Write that this machine has a checkpoint of one of its runs."""
         if run in self._known:
             self.record(run, [CheckpointSaved(time.time(), step, self._context.me.raw, size)])
-            self._disk.submit(lambda: self._writers[run].sync())
+            self._disk.submit(lambda: self._sync_log(run))
 
     def record(self, run: str, entries: Sequence[Entry]) -> None:
-        """Append entries to this machine's log of a run, in the background."""
+        """Append entries to this machine's log of a run, in the background; on a full disk, again later."""
         if entries:
-            self._disk.submit(lambda: self._append(run, entries))
+            self._disk.submit(lambda: self._append_or_keep(run, entries))
 
     # requests of local processes
 
@@ -174,10 +189,36 @@ class HistoryService:
         part = await self._disk.run(lambda: read_part(path, request.identity, request.offset))
         return HistoryPartResponse(*part)
 
+    async def remove(self, request: HistoryRemoveRequest) -> None:
+        """Remove the records of runs on all machines of owners; raise RunError if one has not ended."""
+        logs = await self._disk.run(lambda: kept_logs(self._context.directory))
+        unfinished = self._unfinished_runs()
+        for run in request.runs:
+            entry = self._registry.runs.get(run)
+            if run in unfinished or (entry is not None and not entry.has_ended):
+                raise RunError(f"run {run} has not ended", hint=f"Stop it first: barnraise stop {run}")
+            if run not in {log.run for log in logs}:
+                raise RunError(f"this machine keeps no record of run {run}", hint="Run: barnraise runs")
+        made_at = await self._disk.run(lambda: _made_at(self._context.directory, request.runs))
+        self.removals.add(removal(run, time.time(), made_at[run]) for run in request.runs)
+        await self.copier.remove_named()
+
     # the thread
+
+    def _unfinished_runs(self) -> Collection[str]:
+        return {*self._writers, *self._known}
 
     def _active_runs(self) -> Sequence[str]:
         return [run for run, record in self._known.items() if record.phase == "running"]
+
+    def _append_or_keep(self, run: str, entries: Sequence[Entry]) -> None:
+        """Append entries after those that a full disk has not taken; keep them if it takes none."""
+        waiting = [*self._unwritten.pop(run, ()), *entries]
+        try:
+            self._append(run, waiting)
+        except OSError:
+            self._unwritten[run] = waiting[-_MOST_UNWRITTEN:]
+            raise
 
     def _append(self, run: str, entries: Sequence[Entry]) -> None:
         writer = self._writers.get(run)
@@ -188,12 +229,34 @@ class HistoryService:
             self._writers[run] = writer
         writer.append(entries)
 
-    def _close(self, run: str) -> None:
-        writer = self._writers.pop(run, None)
+    def _add_end(self, entry: RunEntry) -> None:
+        """Append the end of a run that the agent was killed before writing."""
+        path = log_path(self._context.directory, entry.run, self._context.me.raw)
+        if entry.record.outcome is not None and path.exists() and not has_end(path):
+            self._append_or_keep(entry.run, [end_entry(entry.record.outcome, path.stat().st_mtime)])
+            self._close(entry.run)
+
+    def _sync_log(self, run: str) -> None:
+        writer = self._writers.get(run)
         if writer is not None:
+            writer.sync()
+
+    def _close(self, run: str) -> None:
+        """Close the log of a run, unless a part of it is still to be written."""
+        if run not in self._unwritten and (writer := self._writers.pop(run, None)) is not None:
             writer.close()
 
+    def _write_again(self) -> None:
+        """Write what a full disk has not taken."""
+        for run in list(self._unwritten):
+            self._append_or_keep(run, ())
+            if run not in self._known:
+                self._close(run)
+
     def _close_all(self) -> None:
+        with suppress(OSError):  # the disk is still full
+            self._write_again()
+        self._unwritten.clear()
         for run in list(self._writers):
             self._close(run)
 
@@ -201,17 +264,19 @@ class HistoryService:
         """Write the logs to the disk at intervals, and remove the oldest runs."""
 
         def sync() -> None:
+            limit = self._context.settings.runs.history_bytes
+            for run in remove_oldest(self._context.directory, limit, self._unfinished_runs()):
+                self.copier.forget(run)
+            self._write_again()
             for writer in self._writers.values():
                 writer.sync()
-            active = set(self._writers) | set(self._known)
-            limit = self._context.settings.runs.history_bytes
-            for run in remove_oldest(self._context.directory, limit, active):
-                self.copier.forget(run)
 
+        self._disk.submit(lambda: remove_drafts(self._context.directory))
         while True:
             await asyncio.sleep(_SYNC_S)
             try:
                 await self._disk.run(sync)
+                await self.copier.remove_named()  # runs that had not ended then
             except OSError as error:
                 _log.error("the records of runs cannot be written to the disk: %s", error)
 
@@ -220,3 +285,11 @@ class HistoryService:
 
     def _machine_of(self, node: bytes) -> Machine | None:
         return self._context.machine_of(NodeId(node))
+
+
+def _made_at(state: Path, runs: Iterable[str]) -> dict[str, list[float]]:
+    """Return when the logs of each run were made."""
+    return {
+        run: [head.at for path in logs_of(state, run).values() if (head := read_head(path)) is not None]
+        for run in runs
+    }

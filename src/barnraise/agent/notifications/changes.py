@@ -11,6 +11,7 @@ from barnraise.agent.history.run_events import UNANSWERED, change_entries
 from barnraise.agent.notifications.notice import MAX_NAME, MOST_NAMES, Notice, clean
 from barnraise.core.sanitize import printable
 from barnraise.history.entries import MembershipChange
+from barnraise.history.outcome import end_state
 from barnraise.runs.control.elastic import UNREACHABLE, UNRESPONSIVE
 from barnraise.runs.record import ENDED, NodeReport, RunRecord
 
@@ -98,7 +99,7 @@ def _end(old: RunRecord, new: RunRecord, facts: ChangeFacts) -> list[Notice]:
     outcome = new.outcome
     if outcome is None or outcome.is_stop:
         return []
-    is_done = outcome.code == 0
+    is_done = end_state(outcome.code, was_stopped=outcome.is_stop) == "ended"
     reason = f"{outcome.sentence}; {facts.files}" if is_done and facts.files else outcome.sentence
     if new.provisional:
         reason += "; the other machines have not confirmed it yet"

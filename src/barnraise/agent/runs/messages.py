@@ -11,6 +11,7 @@ from barnraise.agent import protocol
 from barnraise.agent_client.run_options import Digest
 from barnraise.history.log_file import MAX_PART
 from barnraise.history.logs.copy_plan import MAX_LOG, HeldLog
+from barnraise.history.logs.retention import MOST_REMOVALS, RemovedRecord
 from barnraise.runs.checkpoint_manifest import KEPT, HeldCheckpoint, Step
 from barnraise.runs.record import Node, NodeReport, RunId, RunRecord, Version, Words
 from barnraise.runs.variables import VariableValues
@@ -126,20 +127,22 @@ class CopyResult(msgspec.Struct, frozen=True, array_like=True, tag="copy"):
 class HeldLogsRequest(msgspec.Struct, frozen=True, array_like=True, tag="logs?"):
     """Request for the logs of records that a machine holds; those that changed in the last ``recent_s``.
 
-    ``recent_s`` 0: all.
+    ``recent_s`` 0: all. ``removals``: digest of the removed records that the asker knows.
     """
 
     serial: Serial
     recent_s: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
     page: Annotated[int, Meta(ge=0, le=1024)] = 0
+    removals: Annotated[bytes, Meta(max_length=16)] = b""
 
 
 class HeldLogsResponse(msgspec.Struct, frozen=True, array_like=True, tag="logs"):
-    """Logs that the sender holds."""
+    """Logs that the sender holds, and with the first page removed records if it knows of others."""
 
     serial: Serial
     logs: Annotated[tuple[HeldLog, ...], Meta(max_length=MOST_HELD_LOGS)]
     has_more: bool = False
+    removals: Annotated[tuple[RemovedRecord, ...], Meta(max_length=MOST_REMOVALS)] = ()
 
 
 class LogPartRequest(msgspec.Struct, frozen=True, array_like=True, tag="part?"):

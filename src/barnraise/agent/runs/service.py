@@ -196,6 +196,7 @@ class RunService:
         for task in self._tasks.values():
             task.cancel()
         self.registry.runs.clear()
+        self.history.removals.reset()
         self.variables.clear()
 
     def link_up(self, node: NodeId) -> None:

@@ -16,6 +16,7 @@ MOST_LOGS = 256  # of one response
 
 # The name is a part of a path.
 RunName = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[a-z0-9][a-z0-9-]*\Z")]
+RecordName = Annotated[str, Meta(min_length=1, max_length=48, pattern=r"^[a-z0-9][a-z0-9-]*\Z")]
 Node = Annotated[bytes, Meta(max_length=32)]
 Identity = Annotated[bytes, Meta(max_length=16)]
 Offset = Annotated[int, Meta(ge=0, le=1 << 40)]
@@ -49,7 +50,13 @@ class HistoryPartRequest(msgspec.Struct, frozen=True, tag="history?"):
     offset: Offset = 0
 
 
-HistoryRequest = RecordRequest | HistoryListRequest | HistoryPartRequest
+class HistoryRemoveRequest(msgspec.Struct, frozen=True, tag="remove-history"):
+    """Request to remove the records of these runs from all machines of owners."""
+
+    runs: Annotated[tuple[RecordName, ...], Meta(min_length=1, max_length=MOST_LOGS)]
+
+
+HistoryRequest = RecordRequest | HistoryListRequest | HistoryPartRequest | HistoryRemoveRequest
 
 
 class KeptLog(msgspec.Struct, frozen=True, array_like=True):

@@ -17,6 +17,7 @@ def runs_group(context: click.Context, as_json: bool) -> int | None:
       barnraise runs                      list them
       barnraise runs history RUN          what happened in a run
       barnraise runs compare RUN RUN      what differs between runs
+      barnraise runs remove RUN           remove a record on all machines
     """
     if context.invoked_subcommand is not None:
         return None
@@ -43,3 +44,17 @@ def _compare(runs: tuple[str, ...], as_json: bool) -> int:
     from barnraise.cli.history import compare
 
     return compare.show(runs=runs, as_json=as_json)
+
+
+@runs_group.command("remove")
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@_as_json
+def _remove(runs: tuple[str, ...], yes: bool, as_json: bool) -> int:
+    """Remove the records of these runs from all machines of owners. Checkpoints and results stay.
+
+    A machine that is off removes them when it is back.
+    """
+    from barnraise.cli.history import remove
+
+    return remove.remove(runs=runs, yes=yes, as_json=as_json)

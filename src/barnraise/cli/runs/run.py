@@ -62,6 +62,7 @@ from barnraise.core.units import counted, format_size
 from barnraise.environments.build_size import listed_packages
 from barnraise.environments.script_imports import scan_imports
 from barnraise.environments.script_paths import absolute_paths, data_hint
+from barnraise.history.outcome import end_state
 from barnraise.planning.inputs.codecs import CHOOSABLE
 from barnraise.planning.inputs.levels import OPEN, VARIABLE
 
@@ -153,7 +154,7 @@ def say_end(row: RunRow, *, all_output: bool = False) -> int:
     """Print how a run ended, and return the exit code. ``all_output``: all ranks' output was shown."""
     for line in restarted_lines(row):
         click.echo(painted(f"barnraise: {printable(line)}", colour="yellow", err=True), err=True)
-    if row.code == 0:
+    if end_state(row.code, was_stopped=row.was_stopped) == "ended":
         code = FORGIVEN if any(not (failure.signal or failure.follows) for failure in row.failures) else 0
         remark = f", although a worker failed (exit code {code})" if code else ""
         click.echo(f"barnraise: {printable(final_line(row))}{remark}", err=True)
@@ -170,7 +171,8 @@ def say_end(row: RunRow, *, all_output: bool = False) -> int:
         click.echo(f"  -> {hint}", err=True)
     if row.generation:
         click.echo(f"  -> Full output of every machine: barnraise logs {row.run} --all", err=True)
-    return row.code or 1
+    # A script's own 3 would look like a run that finished.
+    return row.code if row.code and row.code != FORGIVEN else 1
 
 
 def bring_results(run: str, store: ArtifactStore, target: Path) -> None:

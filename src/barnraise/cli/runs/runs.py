@@ -33,6 +33,7 @@ from barnraise.core.config import load_settings, state_directory
 from barnraise.core.errors import RunError
 from barnraise.core.sanitize import coloured, printable
 from barnraise.core.units import counted
+from barnraise.history.outcome import end_state
 from barnraise.sandbox.choice import find_sandbox, no_sandbox
 
 _SHOWN = 20
@@ -224,7 +225,8 @@ def _worker(row: WorkerRow) -> str:
 def _state(row: RunRow) -> str:
     if row.phase != "ended":
         return row.phase
-    return "done" if row.code == 0 else "stopped" if row.was_stopped else "failed"
+    state = end_state(row.code, was_stopped=row.was_stopped)
+    return "done" if state == "ended" else state
 
 
 def _ago(at: float) -> str:

@@ -1,26 +1,23 @@
 """Compaction of a log that has become too large: fewer frames, then coarser old steps. Pure.
 
-Events are kept. The older half of the rows becomes rows of twice as many steps, until the log is small
-enough. A row keeps the mean of each value, and its smallest and largest one.
+The older half of the rows becomes coarser, until the log is small enough. Steps that do not count any more
+are counted at the group that dropped them. Events have half of the room, and the oldest are dropped beyond.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from barnraise.history.columns import pack_column, unpack_column
 from barnraise.history.entries import (
-    TICKS_PER_S,
     Entry,
     GroupStart,
     LinkSample,
     LogHead,
     MachineFacts,
     MachineSample,
+    OwnValues,
     RunEnd,
     RunStart,
     StepBatch,
@@ -28,103 +25,98 @@ from barnraise.history.entries import (
     ValueBatch,
 )
 from barnraise.history.log_format import encode_frames
-from barnraise.history.logs.cuts import cut_steps, cut_values
-from barnraise.history.logs.joins import join_steps, join_values, joined, row_count
+from barnraise.history.logs.coarser import CoarserRows
+from barnraise.history.logs.spans import intervals
+from barnraise.history.merge import Coverage, MergedRows, distinct, merge_rows
 
+MOST_PARTS = 1 << 14  # of all rows that lack steps
 _MOST_ROUNDS = 64
-_KEPT = LogHead, MachineFacts, RunStart, RunEnd, TrainingGoal, GroupStart
-
-Batch = TypeVar("Batch", bound=StepBatch | ValueBatch)
+_ONCE = RunStart, RunEnd, MachineFacts, TrainingGoal
 
 
 def compact(entries: Sequence[Entry], most_bytes: int) -> tuple[Entry, ...]:
-    """Return entries that take at most ``most_bytes``. Old events are dropped only as a last resort."""
-    others: list[Entry] = [entry for entry in entries if not isinstance(entry, StepBatch | ValueBatch)]
-    steps = joined([entry for entry in entries if isinstance(entry, StepBatch)], join_steps)
-    values = joined([entry for entry in entries if isinstance(entry, ValueBatch)], join_values)
+    """Return entries that take at most ``most_bytes``."""
+    rows = merge_rows(
+        [entry for entry in entries if isinstance(entry, GroupStart)],
+        [entry for entry in entries if isinstance(entry, StepBatch)],
+        [entry for entry in entries if isinstance(entry, ValueBatch)],
+        (),
+    )
+    coarser = CoarserRows(rows.steps, rows.values)
+    events = _Events(entries, rows)
     for _ in range(_MOST_ROUNDS):
-        if len(encode_frames([*others, *steps, *values])) <= most_bytes:
-            break
-        others = _thinned(others)
-        if len(encode_frames(others)) > most_bytes:
-            others = _without_oldest(others)
-        steps = joined(_coarsened(steps, cut_steps, _halve_steps), join_steps)
-        values = joined(_coarsened(values, cut_values, _halve_values), join_values)
-    return (*others, *steps, *values)
-
-
-def _coarsened(
-    batches: Sequence[Batch],
-    cut: Callable[[Batch, int, int], Iterable[Batch]],
-    halve: Callable[[Batch], Batch],
-) -> list[Batch]:
-    """Put the older half of the rows into half as many rows."""
-    left = sum(map(row_count, batches)) // 2
-    coarse: list[Batch] = []
-    for batch in batches:
-        count = row_count(batch)
-        rows = min(count, left) // 2 * 2
-        left -= count
-        middle = batch.first + rows * batch.stride
-        end = batch.first + count * batch.stride
-        if rows <= 0:
-            coarse.append(batch)
+        size = len(encode_frames([*events.entries, *coarser.steps, *coarser.values]))
+        if coarser.parts > MOST_PARTS:
+            coarser.close_gaps()
             continue
-        coarse.extend(map(halve, cut(batch, batch.first, middle)))
-        coarse.extend(cut(batch, middle, end) if middle < end else ())
-    return coarse
+        if size <= most_bytes:
+            break
+        coarser.make_coarser()
+        events.thin_out(most_bytes // 2, coarser.generations)
+    return (*events.entries, *coarser.steps, *coarser.values)
 
 
-def _halve_steps(batch: StepBatch) -> StepBatch:
-    """Put each pair of rows into one row."""
-    return msgspec.structs.replace(
-        batch,
-        at=batch.at + batch.ticks[1] / TICKS_PER_S,
-        ticks=_pair_sums(batch.ticks),
-        samples=_pair_sums(batch.samples),
-        phases=tuple(map(_pair_sums, batch.phases)),
-        stride=2 * batch.stride,
-    )
+class _Events:
+    """Entries of a log that are neither steps nor their means."""
+
+    def __init__(self, entries: Iterable[Entry], rows: MergedRows) -> None:
+        rest = [e for e in entries if not isinstance(e, StepBatch | ValueBatch | GroupStart | LogHead)]
+        self._once = _newest(entry for entry in rest if isinstance(entry, _ONCE))
+        self._groups = sorted(rows.groups, key=lambda group: group.generation)
+        self._own: list[Entry] = list(_unknown(rest, rows))
+        self._others = [entry for entry in rest if not isinstance(entry, (*_ONCE, OwnValues))]
+
+    @property
+    def entries(self) -> list[Entry]:
+        """Return the entries that are left."""
+        return [*self._once, *self._groups, *self._others, *self._own]
+
+    def thin_out(self, most_bytes: int, generations: set[int]) -> None:
+        """Drop measurements, and what is old if the rest is too large. ``generations``: of the rows."""
+        samples = [
+            index for index, entry in enumerate(self._others) if isinstance(entry, MachineSample | LinkSample)
+        ]
+        dropped = set(samples[: len(samples) // 2 : 2])
+        self._others = [entry for index, entry in enumerate(self._others) if index not in dropped]
+        if len(encode_frames(self.entries)) <= most_bytes:
+            return
+        for entries in (self._others, self._own):
+            if entries:
+                del entries[: -(-len(entries) // 2)]
+                return
+        self._groups = _without_oldest(self._groups, generations)
 
 
-def _halve_values(batch: ValueBatch) -> ValueBatch:
-    """Put each pair of rows into one row."""
-    lows, highs = batch.lows or batch.columns, batch.highs or batch.columns
-    return msgspec.structs.replace(
-        batch,
-        columns=tuple(_pairs(column, _mean) for column in batch.columns),
-        lows=tuple(_pairs(column, min) for column in lows),
-        highs=tuple(_pairs(column, max) for column in highs),
-        stride=2 * batch.stride,
-    )
+def _newest(entries: Iterable[Entry]) -> list[Entry]:
+    """Return the entries that count where a later one replaces an earlier one."""
+    kept = distinct(entries)
+    goals = [entry for entry in kept if isinstance(entry, TrainingGoal)]
+    return [entry for entry in kept if not isinstance(entry, TrainingGoal) or entry is goals[-1]]
 
 
-def _pair_sums(column: Sequence[int]) -> tuple[int, ...]:
-    return tuple(column[row] + column[row + 1] for row in range(0, len(column), 2))
+def _unknown(entries: Iterable[Entry], rows: MergedRows) -> Iterable[OwnValues]:
+    """Return the workers' own sums of the steps whose means are not in the log."""
+    known = Coverage()
+    for batch in rows.values:
+        for first, end in intervals(batch):
+            known.add(first, end)
+    for entry in entries:
+        if isinstance(entry, OwnValues) and known.gaps(entry.step, entry.step + 1):
+            yield entry
 
 
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)
+def _without_oldest(groups: Sequence[GroupStart], generations: set[int]) -> list[GroupStart]:
+    """Drop groups of the older half that no row names: those that began without a gap, or else all.
 
-
-def _pairs(column: bytes, combine: Callable[[list[float]], float]) -> bytes:
-    values = unpack_column(column)
-    combined = []
-    for row in range(0, len(values), 2):
-        known = [value for value in values[row : row + 2] if not math.isnan(value)]
-        combined.append(combine(known) if known else math.nan)
-    return pack_column(combined)
-
-
-def _thinned(entries: Sequence[Entry]) -> list[Entry]:
-    """Drop every other measurement of machines and links from the older half."""
-    samples = [index for index, entry in enumerate(entries) if isinstance(entry, MachineSample | LinkSample)]
-    dropped = set(samples[: len(samples) // 2 : 2])
-    return [entry for index, entry in enumerate(entries) if index not in dropped]
-
-
-def _without_oldest(entries: Sequence[Entry]) -> list[Entry]:
-    """Drop the older half of the events; what a display needs at all is kept."""
-    events = [index for index, entry in enumerate(entries) if not isinstance(entry, _KEPT)]
-    dropped = set(events[: -(-len(events) // 2)])
-    return [entry for index, entry in enumerate(entries) if index not in dropped]
+    A later group takes over how many steps were dropped.
+    """
+    old = [group for group in groups[: -(-len(groups) // 2)] if group.generation not in generations]
+    smooth = [group for group in old if group.origin == "kept" and not group.dropped]
+    left_out = set(smooth or old)
+    kept, dropped = [], 0
+    for group in groups:
+        dropped += group.dropped
+        if group not in left_out:
+            kept.append(msgspec.structs.replace(group, dropped=dropped))
+            dropped = 0
+    return kept

@@ -14,13 +14,17 @@ MAX_LOG = 16 << 20
 
 
 class HeldLog(msgspec.Struct, frozen=True, array_like=True):
-    """Log that a machine holds: its own, or a copy. ``at``: when the file was made."""
+    """Log that a machine holds: its own, or a copy. ``at``: when the file was made.
+
+    ``changed_at``: when its machine last wrote it; 0 if that is not known.
+    """
 
     run: RunId
     node: Annotated[bytes, Meta(min_length=32, max_length=32)]
     identity: Annotated[bytes, Meta(min_length=16, max_length=16)]
     at: Seconds
     size: Annotated[int, Meta(ge=0, le=MAX_LOG)]
+    changed_at: Seconds = 0.0
 
 
 def logs_to_copy(
@@ -30,16 +34,18 @@ def logs_to_copy(
     sender: bytes,
     me: bytes,
     linked: Collection[bytes],
+    unwanted: Collection[str] = (),
 ) -> list[HeldLog]:
     """Return the logs to copy from ``sender``: its own ones, and copies of machines that are not linked.
 
-    The writer's log always counts. Of two copies, the one of the later file is better, and of the
-    same file the longer one. Nothing replaces a log that this machine writes.
+    ``unwanted``: runs whose records would be removed again. The writer's log always counts. Of two copies,
+    the one of the later file is better, and of the same file the longer one. Nothing replaces a log that
+    this machine writes.
     """
     wanted = []
     for log in held:
         known = own.get((log.run, log.node))
-        if log.node == me or (log.node != sender and log.node in linked):
+        if log.run in unwanted or log.node == me or (log.node != sender and log.node in linked):
             continue
         if known is None:
             is_better = True

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from barnraise.history.entries import TICKS_PER_S, StepBatch, ValueBatch
+from barnraise.history.logs.spans import Interval, intervals, row_count, spans_of, steps_per_row
 
 _WIDTH = 4  # bytes of a value
 
@@ -27,6 +28,38 @@ def _spans(first: int, end: int, start: int, stride: int) -> Iterator[tuple[int,
             steps = min(stride - inside, end - first)
             yield row, row + 1, first, steps
             first += steps
+
+
+def steps_in(batch: StepBatch, parts: Sequence[Interval]) -> Iterator[StepBatch]:
+    """Yield the steps of these parts of a batch; ``parts``: sorted, of steps that the batch has."""
+    if not batch.spans:
+        for first, end in parts:
+            yield from cut_steps(batch, first, end)
+    elif parts == intervals(batch):
+        yield batch
+    elif parts:
+        steps, among = sum(end - first for first, end in parts), steps_per_row(batch)
+        yield msgspec.structs.replace(
+            batch,
+            first=parts[0][0],
+            ticks=_divided(batch.ticks, steps, among),
+            samples=_divided(batch.samples, steps, among),
+            phases=tuple(_divided(column, steps, among) for column in batch.phases),
+            stride=parts[-1][1] - parts[0][0],
+            spans=spans_of(parts),
+        )
+
+
+def values_in(batch: ValueBatch, parts: Sequence[Interval]) -> Iterator[ValueBatch]:
+    """Yield the values of these parts of a batch; ``parts``: sorted, of steps that the batch has."""
+    if not batch.spans:
+        for first, end in parts:
+            yield from cut_values(batch, first, end)
+    elif parts == intervals(batch):
+        yield batch
+    elif parts:
+        stride = parts[-1][1] - parts[0][0]
+        yield msgspec.structs.replace(batch, first=parts[0][0], stride=stride, spans=spans_of(parts))
 
 
 def cut_steps(batch: StepBatch, first: int, end: int) -> Iterator[StepBatch]:
@@ -50,8 +83,7 @@ def cut_steps(batch: StepBatch, first: int, end: int) -> Iterator[StepBatch]:
 
 def cut_values(batch: ValueBatch, first: int, end: int) -> Iterator[ValueBatch]:
     """Yield the values of the steps from ``first`` to before ``end``."""
-    rows = len(batch.columns[0]) // _WIDTH if batch.columns else 0
-    if (first, end) == (batch.first, batch.first + rows * batch.stride):
+    if (first, end) == (batch.first, batch.first + row_count(batch) * batch.stride):
         yield batch
         return
     for row, row_end, step, steps in _spans(first, end, batch.first, batch.stride):

@@ -20,7 +20,8 @@ from barnraise.history.entries import (
     ValueBatch,
 )
 from barnraise.history.logs.cuts import cut_steps, cut_values
-from barnraise.history.logs.joins import continues, join_steps, join_values, row_count
+from barnraise.history.logs.joins import continues, join_steps, join_values
+from barnraise.history.logs.spans import row_count
 
 Batch = TypeVar("Batch", bound=StepBatch | ValueBatch)
 

@@ -10,6 +10,7 @@ import msgspec
 
 from barnraise.history.entries import MOST_ROWS, StepBatch, ValueBatch
 from barnraise.history.log_format import MAX_BODY
+from barnraise.history.logs.spans import row_count
 
 _WIDTH = 4  # bytes of a value
 _NUMBER = 9  # bytes of a number at most
@@ -18,13 +19,6 @@ _MOST_BYTES = MAX_BODY // 2
 
 T = TypeVar("T")
 Batch = TypeVar("Batch", bound=StepBatch | ValueBatch)
-
-
-def row_count(batch: StepBatch | ValueBatch) -> int:
-    """Return the number of rows of a batch."""
-    if isinstance(batch, StepBatch):
-        return len(batch.ticks)
-    return len(batch.columns[0]) // _WIDTH if batch.columns else 0
 
 
 def joined(batches: Iterable[Batch], join: Callable[[Sequence[Batch]], Batch]) -> list[Batch]:
@@ -46,7 +40,8 @@ def joined(batches: Iterable[Batch], join: Callable[[Sequence[Batch]], Batch]) -
 def continues(batch: StepBatch | ValueBatch, following: StepBatch | ValueBatch) -> bool:
     """Tell whether a batch starts where the one before ends, and both have the same whole columns."""
     end = batch.first + row_count(batch) * batch.stride
-    return end == following.first and _form(batch) == _form(following) and _is_whole(batch)
+    is_alike = end == following.first and _form(batch) == _form(following)
+    return is_alike and _has_columns(batch) and _has_columns(following) and is_whole(batch)
 
 
 def join_steps(group: Sequence[StepBatch]) -> StepBatch:
@@ -82,16 +77,21 @@ def _form(batch: StepBatch | ValueBatch) -> tuple[object, ...]:
         if isinstance(batch, StepBatch)
         else (batch.names, len(batch.columns), len(batch.lows), len(batch.highs))
     )
-    return batch.generation, batch.stride, batch.is_provisional, columns
+    return batch.generation, batch.oldest, batch.stride, batch.is_provisional, columns
 
 
-def _is_whole(batch: StepBatch | ValueBatch) -> bool:
+def is_whole(batch: StepBatch | ValueBatch) -> bool:
     """Tell whether all columns have equally many rows; those of other machines may not."""
     if isinstance(batch, StepBatch):
         rows = len(batch.ticks)
         return len(batch.samples) == rows and all(len(column) == rows for column in batch.phases)
     size = row_count(batch) * _WIDTH
     return all(len(column) == size for column in (*batch.columns, *batch.lows, *batch.highs))
+
+
+def _has_columns(batch: StepBatch | ValueBatch) -> bool:
+    """Tell whether a batch may have further rows."""
+    return not batch.spans and (isinstance(batch, StepBatch) or bool(batch.columns))
 
 
 def _chained(columns: Iterable[Sequence[T]]) -> tuple[T, ...]:

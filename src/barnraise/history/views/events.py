@@ -21,10 +21,10 @@ from barnraise.history.entries import (
     TrainingGoal,
 )
 from barnraise.history.machines.deaths import with_deaths
+from barnraise.history.outcome import end_state
 from barnraise.history.sentences import because, change_text, counted, listed
-from barnraise.history.view import CheckpointView, CurveMark, EventLevel, EventView, RunState
+from barnraise.history.view import CheckpointView, CurveMark, EventLevel, EventView
 
-_STOPPED = 130
 _SIGKILL = 9
 _KILLED = "Signal 9 often means that the memory was full, or that a person ended the process."
 _MARKED = frozenset(
@@ -99,8 +99,8 @@ class RunEvents:
         match entry:
             case RunStart(at=at, started_by=by):
                 yield EventView(at=at, kind="start", text=f"the run started{f' from {by}' if by else ''}")
-            case RunEnd(at=at, code=code, sentence=sentence):
-                state = end_state(code)
+            case RunEnd(at=at, code=code, sentence=sentence, was_stopped=was_stopped):
+                state = end_state(code, was_stopped=was_stopped)
                 text = {"ended": "the run ended", "stopped": "the run was stopped"}.get(state)
                 level: EventLevel = "error" if state == "failed" else "info"
                 yield EventView(
@@ -134,11 +134,6 @@ class RunEvents:
                 yield EventView(at=at, kind="note", level=level, text=text, step=step, node=node.hex())
             case _:
                 return
-
-
-def end_state(code: int) -> RunState:
-    """Return the state of a run that ended with this exit code."""
-    return "stopped" if code == _STOPPED else "failed" if code not in (0, 3) else "ended"
 
 
 def _of(entries: Iterable[Entry], kind: type[E]) -> list[E]:

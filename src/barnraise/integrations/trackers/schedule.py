@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from barnraise.integrations.trackers.rows import RunContent, RunNote, StepValues
+from barnraise.integrations.trackers.rows import FIRST, RunContent, RunNote, StepValues, rest_of
 
 SETTLE_S = 30.0  # longer than a copier needs for another machine's log
 MOST_KEPT = 2000  # newest steps whose values are compared with what arrives later
@@ -74,7 +74,7 @@ class WriteSchedule:
     ) -> NextWrites:
         """Return what is to be written now. ``is_settled``: nothing is waited for."""
         settle_s = 0.0 if is_settled else self._settle_s
-        back_to = _rollback(content.steps, written)
+        back_to = _rollback(content, written)
         done = back_to if back_to is not None else written.next
         steps, waits = self._due_steps(content, done, now, settle_s)
         seen = {note.key: self._since(note.key, now) for note in content.notes}
@@ -94,11 +94,12 @@ class WriteSchedule:
         for row in content.steps:
             if done is not None and row.step < done:
                 continue
-            is_next = expected is not None and row.first <= expected
+            place = bisect.bisect_right(content.parts, row.first, key=lambda part: part[0]) - 1
+            is_next = expected is not None and content.parts[place][0] <= expected
             if not (is_next and row.is_complete) and now - self._since(row[:3], now) < settle_s:
                 return due, True
             self._seen.pop(row[:3], None)
-            due.append(row)
+            due.append(row if done is None or row.first >= done else rest_of(row, done))
             expected = row.step + 1
         return due, False
 
@@ -107,7 +108,7 @@ class WriteSchedule:
         late: list[str] = []
         oldest = min(written.values, default=written.next)
         for row in content.steps:
-            if row.first != row.step or oldest is None or written.next is None:
+            if row.first != row.step or FIRST in row.values or oldest is None or written.next is None:
                 continue
             if not oldest <= row.step < written.next:
                 continue
@@ -134,15 +135,27 @@ def _own(values: Mapping[str, float]) -> list[tuple[str, float]]:
     return [(name, value) for name, value in values.items() if not name.startswith("run/")]
 
 
-def _rollback(steps: Sequence[StepValues], written: Written) -> int | None:
+def _rollback(content: RunContent, written: Written) -> int | None:
     """Return the first step that was written for a group in which it does not count any more."""
-    for row in steps:
+    for row in content.steps:
         if written.next is None or row.step >= written.next:
             return None
         group = written.group_of(row.step)
-        if group is not None and group != row.group:
+        if group is not None and _is_dropped(row.step, group, row.group, content.group_starts):
             return row.first
     return None
+
+
+def _is_dropped(step: int, group: int, newer: int, starts: Mapping[int, int]) -> bool:
+    """Tell whether a step of one group does not count, because a newer group has it.
+
+    A coarse row is named after the newest of its groups, in which its early steps were not trained again.
+    """
+    if group == newer:
+        return False
+    if group < 0 or newer < group or newer not in starts:
+        return True
+    return any(start <= step for number, start in starts.items() if group < number <= newer)
 
 
 def _differs(known: float | None, value: float) -> bool:

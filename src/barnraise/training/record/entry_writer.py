@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 
 from barnraise.core.errors import BarnraiseError
 from barnraise.history.entries import Entry
+from barnraise.history.log_format import encode_frames, readable
+from barnraise.history.logs.compaction import compact
 from barnraise.history.step_rows import StepRow, ValueRow, step_batches, value_batches
 from barnraise.training.record.sinks import RecordSink
 
@@ -17,8 +19,8 @@ log = logging.getLogger("barnraise.training")
 
 _FLUSH_S = 1.0
 _CLOSE_S = 5.0
-_MOST_QUEUED = 20_000  # entries and rows that wait for the agent
-_MOST_AT_ONCE = 2048  # of one request
+_MOST_QUEUED = 100_000  # entries and rows of the time that one request takes
+_MOST_WAITING = 2 << 20  # bytes of entries that wait for the agent; beyond it, their rows become coarser
 _MAX_NODE = 32
 
 Item = Entry | StepRow | ValueRow
@@ -35,13 +37,15 @@ def node_of(machine: str) -> bytes:
 class EntryWriter:
     """Queue of entries and rows. Nothing happens before `start`.
 
-    ``make_sink`` returns None if nothing can be written. What the sink does not take stays in the queue.
+    ``make_sink`` returns None if nothing can be written. What the sink does not take waits, and becomes
+    coarser if the agent or a full disk takes nothing for long.
     """
 
     def __init__(self, make_sink: Callable[[], RecordSink | None]) -> None:
         self._make_sink = make_sink
         self._sink: RecordSink | None = None
         self._queue: deque[Item] = deque(maxlen=_MOST_QUEUED)
+        self._waiting: list[Entry] = []
         self._sending = threading.Lock()
         self._is_closing = threading.Event()
         self._thread: threading.Thread | None = None
@@ -95,15 +99,19 @@ class EntryWriter:
 
     def _send(self) -> None:
         with self._sending:
-            while self._queue:
-                items = [self._queue.popleft() for _ in range(min(len(self._queue), _MOST_AT_ONCE))]
-                if self._sink is None:
-                    continue
-                try:
-                    self._sink.write(_entries(items))
-                except (BarnraiseError, OSError):
-                    self._queue.extendleft(reversed(items))
-                    raise
+            items = [self._queue.popleft() for _ in range(len(self._queue))]
+            if self._sink is None:
+                return
+            self._waiting += readable(_entries(items))
+            if not self._waiting:
+                return
+            try:
+                self._sink.write(self._waiting)
+            except (BarnraiseError, OSError):
+                if len(encode_frames(self._waiting)) > _MOST_WAITING:
+                    self._waiting = list(compact(self._waiting, _MOST_WAITING // 2))
+                raise
+            self._waiting = []
 
     def _warn(self, error: BarnraiseError | OSError) -> None:
         if not self._has_warned:

@@ -36,6 +36,7 @@ from barnraise.training.record.sinks import RecordSink
 from barnraise.training.record.split_record import PlacementNote
 from barnraise.training.record.step_counters import StepCounters
 from barnraise.training.record.step_trace import TracedStep, open_trace
+from barnraise.training.record.uncounted import UncountedCommits
 from barnraise.training.state.checkpoint_manager import CheckpointManager
 
 _SAMPLE_S = 15.0
@@ -111,6 +112,9 @@ class RunRecorder:
         self._sample_slot = -1  # all machines write at the same quarters of a minute
         self._previous: StepRow | None = None  # the newest commit, whose values are not known yet
         self._previous_rank = 0  # of this worker at that commit
+        self._uncounted = UncountedCommits()
+        self._has_values = False  # whether the script has ever logged one
+        self._is_told = False  # whether the values of the newest commit are queued
         self._held: deque[tuple[float, Item]] = deque(maxlen=_MOST_HELD)
         self._generation = -1
         self._written_total: int | None = -1
@@ -141,7 +145,7 @@ class RunRecorder:
         row = StepRow(
             manager.generation,
             first,
-            end - first,
+            max(0, end - first),
             at,
             seconds,
             steps.committed_samples,
@@ -151,8 +155,9 @@ class RunRecorder:
         self._is_writer = is_writer = is_first_of_machine(self._manager)
         self._queue_values(self._previous, is_writer)
         self._previous, self._previous_rank = row, manager.rank
-        if row.stride > 0:
-            self._queue_row(row, is_writer)
+        if (counted := self._uncounted.add(row)) is not None:
+            self._queue_row(counted, is_writer)
+            self._queue_lease_values(counted, is_writer)
         machines = manager.machines()
         self._share.add(machines, machines[manager.rank], self._work.assigned)
         if row.stride > 0 and int(at / _SAMPLE_S) != self._sample_slot:
@@ -174,7 +179,7 @@ class RunRecorder:
         self._writer.put(
             PlanAdopted(
                 time.time(),
-                self._previous.first + 1 if self._previous is not None else 0,
+                _end(self._previous) if self._previous is not None else 0,
                 printable(plan.name)[:_MAX_WORD],
                 printable(choice.sync.describe())[:_MAX_WORD],
                 printable(choice.why)[:_MAX_SENTENCE],
@@ -229,7 +234,7 @@ class RunRecorder:
     def _note_group(self, at: float, first: int) -> None:
         self._generation = self._manager.generation
         origin: StateOrigin = "start" if first == 0 else self._steps.state_origin
-        if origin == "kept" and self._previous is not None and self._previous.first + 1 > first:
+        if origin == "kept" and self._previous is not None and _end(self._previous) > first:
             origin = "discarded"
         members = tuple(map(node_of, self._manager.machines()))
         if is_first_of_machine(self._manager):
@@ -241,18 +246,31 @@ class RunRecorder:
         if previous is None:
             return
         step, means = self._metrics.newest
-        if step == self._steps.done - 2:
-            if means:
-                names = {printable(name)[:_MAX_NAME]: value for name, value in means.items()}
-                generation, is_provisional = self._manager.generation, self._manager.provisional
-                row = ValueRow(generation, previous.first, previous.stride, names, is_provisional)
-                self._queue_row(row, is_writer)
-        else:  # the group changed in between, and no vote has brought them
+        is_told, self._is_told = self._is_told, False
+        if step != self._steps.done - 2:  # the group changed in between, and no vote has brought them
             self._queue_own(previous, self._metrics.of_step(self._steps.done - 2))
+        elif previous.stride == 0:
+            self._uncounted.add_values(means)
+        elif not is_told:
+            self._queue_means(previous, means, is_writer)
+
+    def _queue_lease_values(self, row: StepRow, is_writer: bool) -> None:
+        """Queue the means of a lease, whose steps this commit counts; it has no values of its own."""
+        if means := self._uncounted.take_values():
+            self._queue_means(row, means, is_writer)
+            self._is_told = True
+
+    def _queue_means(self, row: StepRow, means: Mapping[str, float], is_writer: bool) -> None:
+        """Queue the means of a commit; also that there are none, so that rows follow each other."""
+        self._has_values |= bool(means)
+        if self._has_values:
+            names = {printable(name)[:_MAX_NAME]: value for name, value in means.items()}
+            generation, is_provisional = self._manager.generation, self._manager.provisional
+            self._queue_row(ValueRow(generation, row.first, row.stride, names, is_provisional), is_writer)
 
     def _queue_own(self, row: StepRow, logged: Logged) -> None:
         values = list(logged.items())[:MOST_VALUES]
-        if values:
+        if values and row.stride > 0:
             self._writer.put(
                 OwnValues(
                     row.generation,
@@ -284,3 +302,7 @@ def is_first_of_machine(manager: GroupManager) -> bool:
     """Return True on the first worker of each machine in the group, which writes for the others."""
     machines = manager.machines()
     return machines.index(machines[manager.rank]) == manager.rank
+
+
+def _end(row: StepRow) -> int:
+    return row.first + row.stride

@@ -17,12 +17,12 @@ import torch
 
 from barnraise.agent_client.client import ListenerClient
 from barnraise.agent_client.cluster_requests import encode
-from barnraise.agent_client.history.requests import RecordRequest
+from barnraise.agent_client.history.requests import MAX_FRAMES, RecordRequest
 from barnraise.core.config import load_settings, state_directory
 from barnraise.core.errors import BarnraiseError
 from barnraise.history.entries import Entry, LogHead, MachineFacts, RunEnd, RunStart
 from barnraise.history.log_file import RunLogWriter, log_path
-from barnraise.history.log_format import encode_frames
+from barnraise.history.log_format import encode_frames, pieces
 from barnraise.training.autotune.profiler import is_dry_run
 from barnraise.training.group.agent_client import WorkerId
 
@@ -58,11 +58,11 @@ class AgentSink:
 
     def write(self, entries: Sequence[Entry]) -> None:
         run, local_rank, start, *_ = self._worker
-        request = RecordRequest(run, local_rank, start, encode_frames(entries))
         try:
             if self._client is None:
                 self._client = ListenerClient.connect(self._worker.state)
-            self._client.ask(encode(request), _REQUEST_S)
+            for frames in pieces(encode_frames(entries), MAX_FRAMES):
+                self._client.ask(encode(RecordRequest(run, local_rank, start, frames)), _REQUEST_S)
         except BarnraiseError:
             self.close()
             raise

@@ -13,7 +13,7 @@ from benchmarks.invented_run import DESK, MAC
 
 def _write(state: Path, run: str, node: bytes, changed_at: float) -> int:
     writer = RunLogWriter(log_path(state, run, node), LogHead(run, node, "agent", bytes(16), 1.0))
-    writer.append([NoteEntry(1.0, "x" * 1000)])
+    writer.append([NoteEntry(float(number), "x" * 2000) for number in range(3)])
     writer.close()
     os.utime(log_path(state, run, node), (changed_at, changed_at))
     return writer.size

@@ -96,4 +96,4 @@ def test_failure_and_end_are_written_once() -> None:
     assert isinstance(note, FailureNote)
     assert (note.node, note.sentence, note.tail) == (B, "it exited with code 3", "ValueError?[2J")
     ended = replace(failed, phase="ended", outcome=RunOutcome(code=1, sentence="it failed"), slots=())
-    assert change_entries(failed, ended, {}, {A}, 6.0) == [RunEnd(6.0, 1, "it failed")]
+    assert change_entries(failed, ended, {}, {A}, 6.0) == [RunEnd(6.0, 1, "it failed", was_stopped=False)]

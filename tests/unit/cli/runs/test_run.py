@@ -34,6 +34,7 @@ def row(code: int, *failures: FailureRow) -> RunRow:
         (row(1, CRASH, FOLLOWER), 1, []),
         (row(137, KILLED, CRASH), 137, ["nas: killed by signal 9; restarted"]),
         (row(130), 130, []),
+        (row(3, CRASH), 1, []),  # the script's own code
     ],
 )
 def test_end_names_failures_and_sets_the_exit_code(
