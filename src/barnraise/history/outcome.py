@@ -1,6 +1,6 @@
 """State in which a run ended, by the exit code of its record. Pure.
 
-A record has 0 if the run finished, also after a worker's error was forgiven: the failures tell of that, and
+A record has 0 if the run finished, also after a worker's error was forgiven. The failures tell of that, and
 `barnraise run` then exits with 3. A 3 in a record is the code of a script, which failed.
 """
 

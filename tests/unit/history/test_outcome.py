@@ -1,4 +1,4 @@
-"""A run ends in one state, whoever tells of it: displays, notices and lists."""
+"""A run ends in one state, which displays, notices and lists tell alike."""
 
 from __future__ import annotations
 

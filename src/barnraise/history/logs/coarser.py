@@ -1,7 +1,7 @@
 """Coarser rows: the older half of the rows becomes half as many. Pure.
 
 Equal rows that follow each other in one batch stay in columns. A row that is alone in its batch is joined
-with the next such row, whatever the lengths of both. How far apart they may be is a `Reach`.
+with the next such row, of any length. How far apart they may be is a `Reach`.
 """
 
 from __future__ import annotations
@@ -217,8 +217,8 @@ def _with_fewer_parts(row: Batch) -> Batch:
     return msgspec.structs.replace(row, spans=spans_of(parts, max(1, len(parts) // 2))) if row.spans else row
 
 
-def _pair_sums(column: Sequence[int], most: int) -> tuple[int, ...]:
-    return tuple(min(most, column[row] + column[row + 1]) for row in range(0, len(column), 2))
+def _pair_sums(column: Sequence[int], limit: int) -> tuple[int, ...]:
+    return tuple(min(limit, column[row] + column[row + 1]) for row in range(0, len(column), 2))
 
 
 def _mean(values: list[float]) -> float:

@@ -51,14 +51,14 @@ def united(parts: Iterable[Interval]) -> list[Interval]:
     return whole
 
 
-def spans_of(parts: Sequence[Interval], most: int = _MOST_PARTS) -> tuple[int, ...]:
+def spans_of(parts: Sequence[Interval], max_parts: int = _MOST_PARTS) -> tuple[int, ...]:
     """Return how many steps a row of these parts has and lacks in turn; nothing if it lacks none.
 
-    ``parts`` come from `united`. Beyond ``most``, those with the fewest steps between them become one.
+    ``parts`` come from `united`. Beyond ``max_parts``, those with the fewest steps between them become one.
     """
-    if len(parts) > most:
+    if len(parts) > max_parts:
         gaps = sorted(after - before for (_, before), (after, _) in pairwise(parts))
-        closed = gaps[len(parts) - most - 1]
+        closed = gaps[len(parts) - max_parts - 1]
         wider = united((first, end + closed) for first, end in parts)
         parts = [(first, end - closed) for first, end in wider]
     if len(parts) < 2:
@@ -67,14 +67,15 @@ def spans_of(parts: Sequence[Interval], most: int = _MOST_PARTS) -> tuple[int, .
     return tuple(after - before for before, after in pairwise(borders))
 
 
-def without_excess(batches: Iterable[Batch], most: int) -> Iterator[Batch]:
-    """Yield the batches; beyond this many parts, rows count as if they lacked no steps.
+def without_excess(batches: Iterable[Batch], max_parts: int) -> Iterator[Batch]:
+    """Yield the batches; rows beyond this number of parts count as if they lacked no steps.
 
-    No log of ours has so many. Those of another machine must not take all of the time.
+    No log of ours has more. Those of another machine must not take all of the time.
     """
+    left = max_parts
     for batch in batches:
-        most -= len(batch.spans) // 2
-        yield msgspec.structs.replace(batch, spans=()) if batch.spans and most < 0 else batch
+        left -= len(batch.spans) // 2
+        yield msgspec.structs.replace(batch, spans=()) if batch.spans and left < 0 else batch
 
 
 def _has_spans(batch: StepBatch | ValueBatch) -> bool:

@@ -53,7 +53,7 @@ _NOTED = frozenset(
 )
 
 
-class ValueRow(NamedTuple):
+class LoggedRow(NamedTuple):
     """Values of some steps: the mean of each name, and of coarse rows the lowest and the highest one."""
 
     first: int
@@ -78,7 +78,7 @@ class StepValues(NamedTuple):
     at: float
     values: Mapping[str, float]
     is_complete: bool = True
-    logged: Sequence[ValueRow] = ()
+    logged: Sequence[LoggedRow] = ()
 
 
 class RunNote(NamedTuple):
@@ -147,12 +147,12 @@ def _steps(
     waiting, known = _value_rows(merged, end - _UNSURE)
     partial = _partial_steps(logs, groups)
     rows: list[StepValues] = []
-    lost: list[ValueRow] = []  # their steps are in no log that is here
+    lost: list[LoggedRow] = []  # their steps are in no log that is here
     for row in bare:
-        own: list[ValueRow] = []
+        own: list[LoggedRow] = []
         while waiting and waiting[0].last <= row.step:
-            found = waiting.popleft()
-            (own if found.last >= row.first else lost).append(found)
+            candidate = waiting.popleft()
+            (own if candidate.last >= row.first else lost).append(candidate)
         count, values = row.values[COUNT], {**_means(own), **row.values}
         del values[COUNT]
         if count > 1 or row.first < row.step or any(each.first < row.first for each in own):
@@ -186,12 +186,11 @@ def _bare_steps(merged: Iterable[Entry]) -> Iterator[StepValues]:
             yield StepValues(first + batch.stride - 1, first, group, at, values)
 
 
-def _without_steps(row: ValueRow, steps: Sequence[StepValues]) -> StepValues:
+def _without_steps(row: LoggedRow, steps: Sequence[StepValues]) -> StepValues:
     """Return values whose steps are not known, at the time of the steps before; the steps may still come."""
     place = bisect.bisect_right(steps, row.last, key=lambda step: step.step)
     at = steps[max(0, place - 1)].at if steps else 0.0
-    told = _told(row.first, row.last, row.steps)
-    values = {**_means([row]), GROUP: float(row.group), **told}
+    values = {**_means([row]), GROUP: float(row.group), **_told(row.first, row.last, row.steps)}
     return StepValues(row.last, row.first, row.group, at, values, is_complete=False)
 
 
@@ -200,16 +199,16 @@ def _told(first: int, last: int, count: float) -> dict[str, float]:
     return {FIRST: float(first), COUNT: float(count)} if last > first else {}
 
 
-def _means(rows: Sequence[ValueRow]) -> Mapping[str, float]:
+def _means(rows: Sequence[LoggedRow]) -> Mapping[str, float]:
     """Return the mean of each value by the steps of the rows; of coarse rows, also the extremes."""
     if len(rows) == 1 and not rows[0].extremes:
         return rows[0].values
     means: dict[str, float] = {}
     for name in dict.fromkeys(name for row in rows for name in row.values):
-        found = [row for row in rows if name in row.values]
-        total = sum(row.values[name] * row.steps for row in found)
-        means[name] = total / sum(row.steps for row in found)
-        extremes = [row.extremes.get(name, (row.values[name],) * 2) for row in found]
+        named = [row for row in rows if name in row.values]
+        total = sum(row.values[name] * row.steps for row in named)
+        means[name] = total / sum(row.steps for row in named)
+        extremes = [row.extremes.get(name, (row.values[name],) * 2) for row in named]
         low, high = min(low for low, _ in extremes), max(high for _, high in extremes)
         if low < high:
             means |= {f"{LOWEST}{name}": low, f"{HIGHEST}{name}": high}
@@ -220,9 +219,9 @@ def _group(entry: StepBatch | ValueBatch | GroupStart | OwnValues) -> int:
     return -1 - entry.generation if entry.is_provisional else entry.generation
 
 
-def _value_rows(merged: Iterable[Entry], newest: int) -> tuple[deque[ValueRow], Coverage]:
+def _value_rows(merged: Iterable[Entry], newest: int) -> tuple[deque[LoggedRow], Coverage]:
     """Return the rows with finite values by their last step, and the newest steps with known values."""
-    rows: list[ValueRow] = []
+    rows: list[LoggedRow] = []
     known = Coverage()
     for batch in merged:
         if not isinstance(batch, ValueBatch):
@@ -233,7 +232,7 @@ def _value_rows(merged: Iterable[Entry], newest: int) -> tuple[deque[ValueRow], 
         for row, (values, extremes) in enumerate(_finite_values(batch)):
             first = batch.first + row * batch.stride
             if values:
-                rows.append(ValueRow(first, first + batch.stride - 1, steps, group, values, extremes))
+                rows.append(LoggedRow(first, first + batch.stride - 1, steps, group, values, extremes))
     return deque(sorted(rows, key=lambda row: row.last)), known
 
 

@@ -15,7 +15,7 @@ class UncountedCommits:
         self._values: dict[str, tuple[float, int]] = {}
 
     def add(self, row: StepRow) -> StepRow | None:
-        """Add a commit. Return its row with all before it, or None if it counts no step."""
+        """Add the row of a commit. Return it with all before it, or None if it counts no step."""
         if row.stride == 0:
             self._rows = [_together(*self._rows, row)]
             return None

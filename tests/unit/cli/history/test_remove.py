@@ -22,7 +22,7 @@ class FakeSource:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[HistoryRemoveRequest]:
+def requests_sent(monkeypatch: pytest.MonkeyPatch) -> list[HistoryRemoveRequest]:
     requests: list[HistoryRemoveRequest] = []
 
     def ask(request: HistoryRemoveRequest, expected: type[RequestDone]) -> RequestDone:
@@ -34,19 +34,19 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[HistoryRemoveRequest]:
     return requests
 
 
-def test_named_records_are_removed(asked: list[HistoryRemoveRequest]) -> None:
+def test_named_records_are_removed(requests_sent: list[HistoryRemoveRequest]) -> None:
     result = CliRunner().invoke(runs_group, ["remove", "train", "oth", "train-k3", "--yes"])
     assert result.exit_code == 0
-    assert asked == [HistoryRemoveRequest(("train-k3f9", "other"))]
+    assert requests_sent == [HistoryRemoveRequest(("train-k3f9", "other"))]
     assert "2 records (2 KiB here): train-k3f9 and other" in result.output
 
 
-def test_json_names_what_was_removed(asked: list[HistoryRemoveRequest]) -> None:
+def test_json_names_what_was_removed(requests_sent: list[HistoryRemoveRequest]) -> None:
     result = CliRunner().invoke(runs_group, ["remove", "train", "--yes", "--json"])
     assert json.loads(result.output) == {"removed": ["train-k3f9"]}
 
 
-def test_nothing_is_removed_without_a_confirmation(asked: list[HistoryRemoveRequest]) -> None:
+def test_nothing_is_removed_without_a_confirmation(requests_sent: list[HistoryRemoveRequest]) -> None:
     result = CliRunner().invoke(runs_group, ["remove", "train"])
     assert result.exit_code != 0
-    assert asked == []
+    assert requests_sent == []

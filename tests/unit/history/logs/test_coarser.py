@@ -1,4 +1,4 @@
-"""Rows become coarser whatever lies between them, and no step is lost or doubled by it."""
+"""Rows with gaps of all kinds become coarser, and no step is lost or doubled by it."""
 
 from __future__ import annotations
 

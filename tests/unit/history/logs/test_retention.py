@@ -1,4 +1,4 @@
-"""Which records stay on a disk, and what is remembered of removed ones."""
+"""Records that changed last stay on a disk, and removed ones are remembered."""
 
 from __future__ import annotations
 
