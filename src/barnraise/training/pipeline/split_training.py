@@ -98,6 +98,7 @@ class SplitTraining:
         _refuse_trained_ties(model, outline)
         weights = StageWeights(model, files, seed, device)
         weights.drop_all_but(())
+        weights.load_buffers()
         for buffers in model.modules():
             buffers._buffers.update(
                 {name: value.to(device) for name, value in buffers._buffers.items() if value is not None}
