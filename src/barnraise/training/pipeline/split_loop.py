@@ -106,7 +106,8 @@ class SplitLoop:
         self._trained = {
             name: parameter for name, parameter in task.model.named_parameters() if parameter.requires_grad
         }
-        forms = sorted((name, tuple(value.shape), str(value.dtype)) for name, value in self._trained.items())
+        parameters = task.model.named_parameters()
+        forms = sorted((name, tuple(value.shape), str(value.dtype)) for name, value in parameters)
         self._model_hash = blake3(repr((forms, task.order, task.codec)).encode()).digest()
         self._stage: Stage | None = None
         self._own: TrainedState | None = None

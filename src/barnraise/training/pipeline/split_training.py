@@ -21,6 +21,7 @@ from barnraise.training.data.loader import MicroBatchLoader
 from barnraise.training.group.agent_client import WorkerId
 from barnraise.training.group.interface import GroupManager
 from barnraise.training.metrics import MetricsLog
+from barnraise.training.pipeline.base.int8_layers import BASE_FORMS, BaseForm, narrow_linear_layers
 from barnraise.training.pipeline.outline import LossFunction, ModelOutline, find_blocks, trace_outline
 from barnraise.training.pipeline.passes.activations import ACTIVATIONS, ActivationCodec, Activations
 from barnraise.training.pipeline.passes.order import ORDERS, Order
@@ -47,12 +48,14 @@ class SplitOptions(NamedTuple):
     weight: Callable[[Any], float] | None
     order: Order
     activations: Activations
+    base: BaseForm = "exact"
 
     def check(self) -> None:
         """Raise RunError if an option has a value that does not exist."""
         for name, value, known in (
             ("order", self.order, ORDERS),
             ("activations", self.activations, ACTIVATIONS),
+            ("base", self.base, BASE_FORMS),
         ):
             if value not in known:
                 words = ", ".join(map(repr, known))
@@ -94,7 +97,15 @@ class SplitTraining:
                 "a model with weights in memory cannot be split",
                 hint="Build it in `with run.empty():`, and give weights=FOLDER.",
             )
-        outline = trace_outline(model, find_blocks(model, options.blocks), loss, sample)
+        path = find_blocks(model, options.blocks)
+        if options.base == "int8":
+            if files is None:
+                raise RunError(
+                    "a base without weights cannot be held in int8",
+                    hint="Give weights=FOLDER, or base='exact'.",
+                )
+            narrow_linear_layers(model, model.get_submodule(path))
+        outline = trace_outline(model, path, loss, sample)
         _refuse_trained_ties(model, outline)
         weights = StageWeights(model, files, seed, device)
         weights.drop_all_but(())

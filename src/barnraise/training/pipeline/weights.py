@@ -18,6 +18,7 @@ from torch import nn
 from barnraise.core.errors import RunError
 from barnraise.training.data.loader import preserved_rng, seed_all
 from barnraise.training.pipeline.base.file_names import FileNames, StoredSource
+from barnraise.training.pipeline.base.int8_layers import narrowed, weight_of_scale
 from barnraise.training.pipeline.empty_weights import empty_like
 
 log = logging.getLogger("barnraise.training")
@@ -55,7 +56,7 @@ class StageWeights:
 
     def __init__(self, model: nn.Module, files: WeightFiles | None, seed: int, device: torch.device) -> None:
         self._model, self._files, self._seed, self._device = model, files, seed, device
-        # A tied parameter has several places, and a name for each.
+        # A tied parameter has several places, and the name of a stored tensor for each.
         self._places: dict[str, list[tuple[nn.Module, str]]] = {}
         self._aliases: dict[str, list[str]] = {}
         names = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -64,7 +65,8 @@ class StageWeights:
                 if parameter is not None:
                     name = names[id(parameter)]
                     self._places.setdefault(name, []).append((module, leaf))
-                    self._aliases.setdefault(name, []).append(f"{path}.{leaf}" if path else leaf)
+                    stored = weight_of_scale(module, leaf)
+                    self._aliases.setdefault(name, []).append(f"{path}.{stored}" if path else stored)
         self._sources = FileNames(model, files.names) if files is not None else None
 
     def load(self, names: Iterable[str]) -> None:
@@ -91,7 +93,8 @@ class StageWeights:
                 by_source.setdefault(source, []).append(name)
         for source, targets in by_source.items():  # one at a time, so that only one is there twice
             for name, value in self._read(source, targets).items():
-                self._fill(name, self._parameter(name).detach(), value)
+                module, leaf = self._places[name][0]
+                self._fill(name, self._parameter(name).detach(), narrowed(module, leaf, value))
                 self._move(name)
         for name in missing:
             self._move(name)
@@ -107,7 +110,7 @@ class StageWeights:
                 self._fill(name, buffer, self._read(source, [name])[name])
 
     def _read(self, source: StoredSource, names: Iterable[str]) -> dict[str, torch.Tensor]:
-        """Return what a source holds for these tensors of the model."""
+        """Return what a source holds for these tensors. Raise RunError if the files are narrow themselves."""
         assert self._files is not None
         assert self._sources is not None
         values = source.load(self._files.read)
@@ -115,6 +118,11 @@ class StageWeights:
         for name in names:
             aliases = map(self._sources.plain_name, self._aliases.get(name, [name]))
             read[name] = next(values[alias] for alias in aliases if alias in values)
+            if read[name].dtype.itemsize == 1 and read[name].dtype != torch.bool:
+                raise RunError(
+                    f"{name} has one byte for each number in {self._files.folder}",
+                    hint="Take the files of the model before it was quantized, and base='int8'.",
+                )
         return read
 
     def _fill(self, name: str, tensor: torch.Tensor, value: torch.Tensor) -> None:

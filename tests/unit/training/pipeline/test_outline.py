@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from barnraise.core.errors import RunError
+from barnraise.training.pipeline.base.int8_layers import narrow_linear_layers
 from barnraise.training.pipeline.empty_weights import empty_weights
 from barnraise.training.pipeline.outline import find_blocks, trace_outline
 from barnraise.training.pipeline.split_training import loss_of_output
@@ -151,13 +152,15 @@ def write_weights(kind: str, folder: Path) -> Path:
 
 
 def chain(
-    kind: str, folder: Path, cuts: tuple[int, ...], **form: bool
+    kind: str, folder: Path, cuts: tuple[int, ...], *, is_narrow: bool = False, **form: bool
 ) -> tuple[float, dict[str, torch.Tensor]]:
     """Return the loss and the gradients of a chain of stages in one process."""
     passes: list[tuple[Any, torch.Tensor | None, torch.Tensor]] = []
     received = None
     for first, end in pairwise(cuts):
         model = empty_model(kind, **form)
+        if is_narrow:
+            narrow_linear_layers(model, model.get_submodule(find_blocks(model)))
         outline = trace_outline(model, find_blocks(model), loss_of_output, INPUTS)
         weights = StageWeights(model, WeightFiles(folder), 0, torch.device("cpu"))
         weights.load(outline.names(first, end))
@@ -183,6 +186,17 @@ def test_stages_with_lora_equal_the_whole_model(kind: str, tmp_path: Path) -> No
     assert gradients.keys() == split_gradients.keys()
     assert split_loss == loss
     assert all(torch.equal(gradients[name], split_gradients[name]) for name in gradients)
+
+
+@pytest.mark.parametrize("kind", ["Llama", "Qwen3Next"])
+def test_stages_with_a_narrow_base_equal_the_whole_model_with_it(kind: str, tmp_path: Path) -> None:
+    folder = write_weights(kind, tmp_path)
+    exact, _ = chain(kind, folder, (0, 4), is_lora=True)
+    loss, gradients = chain(kind, folder, (0, 4), is_lora=True, is_narrow=True)
+    split_loss, split_gradients = chain(kind, folder, (0, 1, 3, 4), is_lora=True, is_narrow=True)
+    assert split_loss == loss
+    assert all(torch.equal(gradients[name], split_gradients[name]) for name in gradients)
+    assert 0 < abs(loss - exact) < 0.01 * exact
 
 
 def test_stages_with_gradient_checkpointing_equal_those_without(tmp_path: Path) -> None:

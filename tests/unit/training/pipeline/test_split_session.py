@@ -25,11 +25,11 @@ def make_optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.1)
 
 
-def split(run: Session, folder: Path, model: nn.Module | None = None) -> Any:
+def split(run: Session, folder: Path | None, model: nn.Module | None = None, **options: Any) -> Any:
     if model is None:
         with run.empty():
             model = BlockModel()
-    return run.split(model, loader(), weights=folder, optimizer=make_optimizer)
+    return run.split(model, loader(), weights=folder, optimizer=make_optimizer, **options)
 
 
 @pytest.fixture
@@ -91,6 +91,36 @@ def test_trained_parameter_of_two_parts_is_refused(base: Path) -> None:
         model.embed.weight.requires_grad_()
     with pytest.raises(RunError, match=r"embed\.weight is trained and used in several parts"):
         split(run, base, model)
+
+
+def test_base_in_int8_trains_about_as_the_exact_one(base: Path) -> None:
+    losses: dict[str, list[float]] = {}
+    for form in ("exact", "int8"):
+        model, batches = split(make_session(), base, base=form)
+        losses[form] = [model.train_step(batch) for batch in batches]
+    assert losses["int8"] != losses["exact"]
+    assert losses["int8"] == pytest.approx(losses["exact"], rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("option", "hint"),
+    [
+        ({"order": "zero"}, "Take one of '1F1B', 'GPipe'."),
+        ({"activations": "fp8"}, "Take one of 'exact', 'bf16', 'int8'."),
+        ({"base": "int4"}, "Take one of 'exact', 'int8'."),
+    ],
+)
+def test_unknown_options_are_refused_with_the_known_ones(
+    option: dict[str, str], hint: str, base: Path
+) -> None:
+    with pytest.raises(RunError, match=r"run\.split knows no") as caught:
+        split(make_session(), base, **option)
+    assert caught.value.hint == hint
+
+
+def test_base_without_files_cannot_be_in_int8() -> None:
+    with pytest.raises(RunError, match="a base without weights cannot be held in int8"):
+        split(make_session(), None, base="int8")
 
 
 def test_dry_run_is_refused(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
