@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from blake3 import blake3
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from barnraise.core.errors import RunError
@@ -31,12 +31,15 @@ class WeightFiles:
         self.folder = folder
         self._files: dict[str, Path] = {}
         for path in sorted(folder.glob("*.safetensors")):
-            with safe_open(path, framework="pt") as opened:
-                self._files.update(dict.fromkeys(opened.keys(), path))
+            try:
+                with safe_open(path, framework="pt") as opened:
+                    self._files.update(dict.fromkeys(opened.keys(), path))
+            except SafetensorError as error:
+                raise RunError(f"{path} cannot be read: {error}", hint="Download this file again.") from error
         if not self._files:
             raise RunError(
                 f"there are no weights in {folder}",
-                hint="Give the folder of a model with .safetensors files.",
+                hint="Give the folder of a model with .safetensors files, as barnraise.model_path(NAME) does.",
             )
 
     @property
@@ -82,7 +85,7 @@ class StageWeights:
         if self._files is not None and frozen:
             raise RunError(
                 f"the model's files lack {frozen[0]}, which is not trained either",
-                hint="Build the model from the config of the same folder, with the same class.",
+                hint="Build the model from the config of the same folder, with the class of its files.",
             )
         for name in wanted:
             self._set(name, torch.empty_like(self._parameter(name), device="cpu"))
