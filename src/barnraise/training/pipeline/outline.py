@@ -12,7 +12,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
 from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -22,14 +26,16 @@ from barnraise.core.errors import RunError
 LossFunction = Callable[[nn.Module, Any], torch.Tensor]
 
 _BEFORE = -1
+_MOST_SHOWN = 8
 _OWN_MODEL = "See docs/split.md for the models that can be split."
+_OTHER_LIST = 'Name another list, such as blocks="model.layers". ' + _OWN_MODEL
 
 
 class BlockForm(NamedTuple):
     """Form in which the blocks of a model take and return the activations.
 
     ``argument``: place or name of the argument. ``length``: of the tuple that a block returns with the
-    activations first; 0 if it returns them alone.
+    activations first; 0 if it returns them alone. The rest of the tuple is not used.
     """
 
     argument: int | str
@@ -83,7 +89,7 @@ def find_blocks(model: nn.Module, path: str | None = None) -> str:
         if len(matches) != 1:
             raise RunError(
                 f"the model has {len(matches)} lists of blocks called {path}",
-                hint="Give the name that model.named_modules() shows.",
+                hint=f"Give one of {', '.join(sorted(lists, key=len)[:_MOST_SHOWN]) or 'its own lists'}.",
             )
         return matches[0]
     sizes = {name: len(module) for name, module in lists.items() if isinstance(module, nn.ModuleList)}
@@ -100,9 +106,17 @@ def find_blocks(model: nn.Module, path: str | None = None) -> str:
 def trace_outline(model: nn.Module, path: str, loss: LossFunction, inputs: Any) -> ModelOutline:
     """Run one forward pass of the model without memory, and return its outline.
 
-    ``inputs``: one micro-batch. Raise RunError if the model cannot be split at these blocks.
+    ``inputs``: one micro-batch. Raise RunError if the model cannot be split at these blocks. If blocks return
+    more than the activations, a second pass shows that the model does without the rest.
     """
-    trace = _Trace(model, path)
+    trace = _trace(model, path, loss, inputs, drops_rest=False)
+    if trace.has_rest:
+        trace = _trace(model, path, loss, inputs, drops_rest=True)
+    return trace.outline()
+
+
+def _trace(model: nn.Module, path: str, loss: LossFunction, inputs: Any, *, drops_rest: bool) -> _Trace:
+    trace = _Trace(model, path, drops_rest=drops_rest)
     try:
         with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.enable_grad():
             fakes = {name: _fake(parameter) for name, parameter in model.named_parameters()}
@@ -110,16 +124,26 @@ def trace_outline(model: nn.Module, path: str, loss: LossFunction, inputs: Any) 
             fake_inputs = tree_map_only(torch.Tensor, mode.from_tensor, inputs)
             whole = _WithLoss(model, loss)
             with trace.watching(), trace:
-                named = {f"model.{name}": fake for name, fake in fakes.items()}
-                result = functional_call(whole, named, (fake_inputs,))
+                named: dict[str, torch.Tensor] = {f"model.{name}": fake for name, fake in fakes.items()}
+                trace.result = functional_call(whole, named, (fake_inputs,))
     except RunError:
         raise
     except Exception as error:
         raise RunError(
             f"the forward pass of {type(model).__name__} cannot be traced: {error}",
-            hint="It may depend on the contents of tensors. " + _OWN_MODEL,
+            hint=_trace_hint(error),
         ) from error
-    return trace.outline(result)
+    return trace
+
+
+def _trace_hint(error: Exception) -> str:
+    """Return what to do about a forward pass that cannot be traced."""
+    is_data_dependent = isinstance(error, DataDependentOutputException | DynamicOutputShapeException)
+    if is_data_dependent or "BF16" in str(
+        error
+    ):  # the sums over experts, which torch traces in bfloat16 only
+        return "Build a mixture of experts with experts_implementation='batched_mm'. " + _OWN_MODEL
+    return "Call the model on one micro-batch alone, to see if it works without a split. " + _OWN_MODEL
 
 
 class _WithLoss(nn.Module):
@@ -140,9 +164,12 @@ class _Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
     a block begins, so a dependence on an earlier part came on another way.
     """
 
-    def __init__(self, model: nn.Module, path: str) -> None:
+    def __init__(self, model: nn.Module, path: str, *, drops_rest: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.names: dict[int, str] = {}
+        self.result = torch.empty(0)  # the loss
+        self._drops_rest = drops_rest
+        self._rest: dict[int, torch.Tensor] = {}  # what blocks return beside the activations
         self._model = model
         self._blocks = list(model.get_submodule(path).children())
         self._path = path
@@ -158,9 +185,20 @@ class _Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        used = (self.names.get(id(leaf)) for leaf in tree_leaves((args, kwargs or {})))
+        leaves = tree_leaves((args, kwargs or {}))
+        if any(id(leaf) in self._rest for leaf in leaves):
+            raise RunError(
+                f"the model uses more than the first value that the blocks of {self._path} return",
+                hint="Switch off what uses them, such as a loss of the routers. " + _OWN_MODEL,
+            )
+        used = (self.names.get(id(leaf)) for leaf in leaves)
         self._used[self._part].update(name for name in used if name is not None)
         return func(*args, **(kwargs or {}))
+
+    @property
+    def has_rest(self) -> bool:
+        """Return True if a block returns tensors beside the activations."""
+        return bool(self._rest)
 
     def watching(self) -> _Hooks:
         """Return a context in which calls of modules are noted."""
@@ -176,15 +214,16 @@ class _Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _entering(self, number: int) -> Callable[..., Any]:
         def enter(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if number != len(self._called):
-                raise RunError(f"the blocks of {self._path} are not called once, in order", hint=_OWN_MODEL)
+                raise RunError(f"the blocks of {self._path} are not called once, in order", hint=_OTHER_LIST)
             self._called.append(number)
             place: int | str = 0 if args else next(iter(kwargs), 0)
             hidden = args[0] if args else kwargs.get(str(place))
             if not isinstance(hidden, torch.Tensor) or not hidden.is_floating_point():
-                raise RunError(f"the first argument of {self._path}.{number} is no tensor", hint=_OWN_MODEL)
+                raise RunError(f"the first argument of {self._path}.{number} is no tensor", hint=_OTHER_LIST)
             if number > 0 and hidden is not self._last_output:
                 raise RunError(
-                    f"the model changes the activations between the blocks of {self._path}", hint=_OWN_MODEL
+                    f"the model changes the activations between the blocks of {self._path}",
+                    hint="Move what happens there into the blocks. " + _OWN_MODEL,
                 )
             self._argument = place
             self._forms.add((tuple(hidden.shape), hidden.dtype))
@@ -194,7 +233,7 @@ class _Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if isinstance(value, torch.Tensor) and value.requires_grad:
                     raise RunError(
                         f"{self._path}.{number} receives a second value that depends on parameters",
-                        hint=_OWN_MODEL,
+                        hint="Compute it inside of the block. " + _OWN_MODEL,
                     )
             self._part = number
             fresh = hidden.detach().requires_grad_()
@@ -207,14 +246,18 @@ class _Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             is_tuple = isinstance(output, tuple)
             hidden = output[0] if is_tuple else output
             others = output[1:] if is_tuple else ()
-            if not isinstance(hidden, torch.Tensor) or any(other is not None for other in others):
-                raise RunError(f"{self._path}.{number} returns more than one tensor", hint=_OWN_MODEL)
+            if not isinstance(hidden, torch.Tensor):
+                raise RunError(f"what {self._path}.{number} returns begins with no tensor", hint=_OTHER_LIST)
             self._length = len(output) if is_tuple else 0
             self._check(hidden, number, f"what {self._path}.{number} returns")
             self._forms.add((tuple(hidden.shape), hidden.dtype))
             fresh = self._last_output = hidden.detach().requires_grad_()
             self._part = number + 1  # the next block, or what comes after the last one
-            return (fresh, *output[1:]) if is_tuple else fresh
+            if self._drops_rest:
+                others = (None,) * len(others)
+            tensors = (leaf for leaf in tree_leaves(others) if isinstance(leaf, torch.Tensor))
+            self._rest.update((id(leaf), leaf) for leaf in tensors)
+            return (fresh, *others) if is_tuple else fresh
 
         return leave
 
@@ -224,19 +267,19 @@ class _Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if foreign:
             raise RunError(
                 f"{what} depends on {min(foreign)} in another way than through the blocks before",
-                hint=_OWN_MODEL,
+                hint="Compute it from the activations of the last block. " + _OWN_MODEL,
             )
 
-    def outline(self, result: torch.Tensor) -> ModelOutline:
-        """Return the outline; ``result``: the loss."""
+    def outline(self) -> ModelOutline:
+        """Return the outline after the pass."""
         count = len(self._blocks)
         if len(self._called) != count:
             raise RunError(
-                f"the forward pass calls {len(self._called)} of the {count} blocks", hint=_OWN_MODEL
+                f"the forward pass calls {len(self._called)} of the {count} blocks", hint=_OTHER_LIST
             )
         if len(self._forms) > 1:
-            raise RunError("the activations do not have one shape between all blocks", hint=_OWN_MODEL)
-        self._check(result, count, "the loss")
+            raise RunError("the activations do not have one shape between all blocks", hint=_OTHER_LIST)
+        self._check(self.result, count, "the loss")
         [(shape, dtype)] = self._forms
         return ModelOutline(
             self._path,
@@ -279,9 +322,10 @@ class _Hooks:
             handle.remove()
 
 
-def _fake(parameter: torch.Tensor) -> torch.Tensor:
+def _fake(parameter: torch.Tensor) -> nn.Parameter:
+    """Return a parameter without memory. Wrappers of modules register it again only if it is one."""
     fake = torch.empty(parameter.shape, dtype=parameter.dtype)
-    return fake.requires_grad_(parameter.is_floating_point())
+    return nn.Parameter(fake, requires_grad=parameter.is_floating_point())
 
 
 def _leaves(result: torch.Tensor) -> Iterator[torch.Tensor]:

@@ -95,8 +95,8 @@ class SplitLoop:
         self._held = MemberStage(task, weights, self._kept)
         self._exchange = StateExchange(self._held.names_of_unit, self._held.trained)
         self._mirrors: tuple[int | None, ...] = ()  # by rank, the rank that mirrors it
-        trained = self._held.trained.items()
-        forms = sorted((name, tuple(value.shape), str(value.dtype)) for name, value in trained)
+        parameters = task.model.named_parameters()
+        forms = sorted((name, tuple(value.shape), str(value.dtype)) for name, value in parameters)
         self._model_hash = blake3(repr((forms, task.order, task.codec)).encode()).digest()
         self._is_ready = False
         self._is_new_group = True  # in which members may be at different places of the script

@@ -14,6 +14,7 @@ from barnraise.core.errors import RunError
 from barnraise.training.device_placement import device_of_worker
 from barnraise.training.group.interface import GroupManager
 from barnraise.training.metrics import MetricsLog
+from barnraise.training.pipeline.base.int8_layers import BaseForm
 from barnraise.training.pipeline.empty_weights import empty_weights
 from barnraise.training.pipeline.outline import LossFunction
 from barnraise.training.pipeline.passes.activations import Activations
@@ -86,6 +87,7 @@ class SplitSession:
         weight: Callable[[Any], float] | None = None,
         order: Order = "1F1B",
         activations: Activations = "exact",
+        base: BaseForm = "exact",
     ) -> tuple[SplitTraining, SplitTraining]:
         """Return a model that all machines hold together, each a run of its blocks, and its batches.
 
@@ -93,7 +95,8 @@ class SplitSession:
         folder of the model's safetensors files; None: the model starts with new weights. ``blocks``: the name
         of the list of blocks. ``loss``: computes the loss of a micro-batch; the default is
         ``model(**inputs).loss``. ``weight``: of a micro-batch in the loss of the batch; the default is its
-        tokens. ``activations``: the form in which they and their gradients travel.
+        tokens. ``activations``: the form in which they and their gradients travel. ``base``:
+        the form in which machines hold the frozen linear layers of the blocks.
         """
         if not self._may_split or self._split is not None:
             raise RunError(
@@ -101,7 +104,7 @@ class SplitSession:
                 hint="Call it alone, and once.",
             )
         path = Path(weights) if weights is not None else None
-        options = SplitOptions(optimizer, path, scheduler, blocks, loss, weight, order, activations)
+        options = SplitOptions(optimizer, path, scheduler, blocks, loss, weight, order, activations, base)
         self._split = SplitTraining(
             model,
             loader,

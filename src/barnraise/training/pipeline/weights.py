@@ -6,23 +6,23 @@ Only the tensors of the stage are read, so no machine ever holds the whole model
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 from blake3 import blake3
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from barnraise.core.errors import RunError
 from barnraise.training.data.loader import preserved_rng, seed_all
+from barnraise.training.pipeline.base.file_names import FileNames, StoredSource
+from barnraise.training.pipeline.base.int8_layers import narrowed, weight_of_scale
 from barnraise.training.pipeline.empty_weights import empty_like
 
 log = logging.getLogger("barnraise.training")
 
-_WRAPPERS = ("base_model.model.", "_orig_mod.")
-_LAYERS = (".base_layer", ".modules_to_save.default", ".original_module")
 _PATTERN = 1 << 20  # random values that are repeated
 
 
@@ -30,44 +30,30 @@ class WeightFiles:
     """Tensors by name in the safetensors files of a folder. Only the headers are read at first."""
 
     def __init__(self, folder: Path) -> None:
-        self._files = {}
+        self.folder = folder
+        self._files: dict[str, Path] = {}
         for path in sorted(folder.glob("*.safetensors")):
-            with safe_open(path, framework="pt") as opened:
-                self._files.update(dict.fromkeys(opened.keys(), path))
+            try:
+                with safe_open(path, framework="pt") as opened:
+                    self._files.update(dict.fromkeys(opened.keys(), path))
+            except SafetensorError as error:
+                raise RunError(f"{path} cannot be read: {error}", hint="Download this file again.") from error
         if not self._files:
             raise RunError(
                 f"there are no weights in {folder}",
-                hint="Give the folder of a model with .safetensors files.",
+                hint="Give the folder of a model with .safetensors files, as barnraise.model_path(NAME) does.",
             )
 
-    def find(self, name: str, prefix: str = "") -> str | None:
-        """Return the name in the files of a parameter of the model; None if they do not have it.
+    @property
+    def names(self) -> list[str]:
+        """Return the names of all tensors."""
+        return list(self._files)
 
-        ``prefix``: of the model without its head, which files may lack or have in addition.
-        """
-        for wrapper in _WRAPPERS:
-            name = name.replace(wrapper, "")
-        for layer in _LAYERS:
-            name = name.replace(layer, "")
-        candidates = (name, name.removeprefix(f"{prefix}."), f"{prefix}.{name}")
-        return next((candidate for candidate in candidates if candidate in self._files), None)
-
-    def copy_into(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Copy tensors of these files; ``tensors``: where to, by the name in the files."""
-        by_file: dict[Path, list[str]] = {}
-        for name in tensors:
-            by_file.setdefault(self._files[name], []).append(name)
-        for path, names in by_file.items():
-            with safe_open(path, framework="pt") as opened:
-                for name in names:
-                    read = opened.get_tensor(name)
-                    if read.shape != tensors[name].shape:
-                        raise RunError(
-                            f"{name} in {path} has the shape {tuple(read.shape)}, and in the model "
-                            f"{tuple(tensors[name].shape)}",
-                            hint="Build the model from the config of the same folder.",
-                        )
-                    tensors[name].copy_(read)
+    def read(self, name: str) -> torch.Tensor:
+        """Return a tensor."""
+        with safe_open(self._files[name], framework="pt") as opened:
+            tensor: torch.Tensor = opened.get_tensor(name)
+        return tensor
 
 
 class StageWeights:
@@ -75,34 +61,45 @@ class StageWeights:
 
     def __init__(self, model: nn.Module, files: WeightFiles | None, seed: int, device: torch.device) -> None:
         self._model, self._files, self._seed, self._device = model, files, seed, device
-        named = (part for part in model.modules() if hasattr(part, "base_model_prefix"))
-        self._prefix = next((str(part.base_model_prefix) for part in named), "")
-        # A tied parameter has several places.
+        # A tied parameter has several places, and the name of a stored tensor for each.
         self._places: dict[str, list[tuple[nn.Module, str]]] = {}
+        self._aliases: dict[str, list[str]] = {}
         names = {id(parameter): name for name, parameter in model.named_parameters()}
-        for module in model.modules():
+        for path, module in model.named_modules():
             for leaf, parameter in module._parameters.items():
                 if parameter is not None:
-                    self._places.setdefault(names[id(parameter)], []).append((module, leaf))
+                    name = names[id(parameter)]
+                    self._places.setdefault(name, []).append((module, leaf))
+                    stored = weight_of_scale(module, leaf)
+                    self._aliases.setdefault(name, []).append(f"{path}.{stored}" if path else stored)
+        self._sources = FileNames(model, files.names) if files is not None else None
 
     def load(self, names: Iterable[str]) -> None:
         """Give memory to these parameters, and fill them."""
         wanted = [name for name in sorted(names) if self._parameter(name).is_meta]
-        stored = {name: self._files.find(name, self._prefix) for name in wanted} if self._files else {}
-        missing = [name for name in wanted if stored.get(name) is None]
+        found = (
+            {name: self._sources.find(self._aliases[name]) for name in wanted}
+            if self._sources is not None
+            else {}
+        )
+        missing = [name for name in wanted if found.get(name) is None]
         frozen = [name for name in missing if not self._parameter(name).requires_grad]
         if self._files is not None and frozen:
             raise RunError(
                 f"the model's files lack {frozen[0]}, which is not trained either",
-                hint="Build the model from the config of the same folder, with the same class.",
+                hint="Build the model from the config of the same folder, with the class of its files.",
             )
         for name in wanted:
             self._set(name, torch.empty_like(self._parameter(name), device="cpu"))
         self._initialize(missing)
-        named = {stored_name: name for name, stored_name in stored.items() if stored_name is not None}
-        if self._files is not None:
-            for stored_name, name in named.items():  # one at a time, so that only one is there twice
-                self._files.copy_into({stored_name: self._parameter(name).detach()})
+        by_source: dict[StoredSource, list[str]] = {}
+        for name, source in found.items():
+            if source is not None:
+                by_source.setdefault(source, []).append(name)
+        for source, targets in by_source.items():  # one at a time, so that only one is there twice
+            for name, value in self._read(source, targets).items():
+                module, leaf = self._places[name][0]
+                self._fill(name, self._parameter(name).detach(), narrowed(module, leaf, value))
                 self._move(name)
         for name in missing:
             self._move(name)
@@ -118,6 +115,43 @@ class StageWeights:
                     part = flat[start : start + _PATTERN]
                     part.copy_(pattern[: len(part)])
             self._set(name, value)
+
+    def load_buffers(self) -> None:
+        """Read the buffers that the files have, such as constants of a trained model."""
+        for path, module in self._model.named_modules():
+            for leaf, buffer in module._buffers.items():
+                name = f"{path}.{leaf}" if path else leaf
+                source = self._sources.find([name]) if self._sources is not None else None
+                if source is None or buffer is None or leaf in module._non_persistent_buffers_set:
+                    continue
+                self._fill(name, buffer, self._read(source, [name])[name])
+
+    def _read(self, source: StoredSource, names: Iterable[str]) -> dict[str, torch.Tensor]:
+        """Return what a source holds for these tensors. Raise RunError if the files are narrow themselves."""
+        assert self._files is not None
+        assert self._sources is not None
+        values = source.load(self._files.read)
+        read = {}
+        for name in names:
+            aliases = map(self._sources.plain_name, self._aliases.get(name, [name]))
+            read[name] = next(values[alias] for alias in aliases if alias in values)
+            if read[name].dtype.itemsize == 1 and read[name].dtype != torch.bool:
+                raise RunError(
+                    f"{name} has one byte for each number in {self._files.folder}",
+                    hint="Take the files of the model before it was quantized, and base='int8'.",
+                )
+        return read
+
+    def _fill(self, name: str, tensor: torch.Tensor, value: torch.Tensor) -> None:
+        """Copy a value of the files into a tensor of the model."""
+        if value.shape != tensor.shape:
+            assert self._files is not None
+            raise RunError(
+                f"{name} has the shape {tuple(value.shape)} in {self._files.folder}, and in the model "
+                f"{tuple(tensor.shape)}",
+                hint="Build the model from the config of the same folder.",
+            )
+        tensor.copy_(value)
 
     def drop(self, names: Iterable[str]) -> None:
         """Free the memory of these parameters."""

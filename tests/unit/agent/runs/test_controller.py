@@ -72,6 +72,7 @@ def test_run_goes_on_without_a_machine_that_was_removed(removed: NodeKey, elasti
         ((BOX.id.raw, NAS.id.raw), KEY, NAS.id.raw),
         ((KEY.id.raw, BOX.id.raw), NAS, KEY.id.raw),
     ],
+    ids=["adder-here", "owner-here", "guest-here", "guest-first", "added-elsewhere"],  # keys are random
 )
 def test_attempt_names_an_owner_with_a_target_while_the_machine_that_added_the_job_is_away(
     view: tuple[bytes, ...], by: NodeKey, expected: bytes

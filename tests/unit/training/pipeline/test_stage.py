@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from barnraise.core.errors import RunError
@@ -19,7 +20,15 @@ from barnraise.training.pipeline.passes.schedule import MicroBatchWork, run_alon
 from barnraise.training.pipeline.split_training import loss_of_output, measure_parts, tokens_of
 from barnraise.training.pipeline.stage import Stage
 from barnraise.training.pipeline.weights import StageWeights, WeightFiles
-from tests.unit.training.pipeline.block_model import BLOCKS, WIDTH, BlockModel, Output, collate, write_base
+from tests.unit.training.pipeline.block_model import (
+    BLOCKS,
+    WIDTH,
+    Block,
+    BlockModel,
+    Output,
+    collate,
+    write_base,
+)
 
 INPUTS = collate([{"ids": torch.tensor([3, 1, 4, 1, 5])}, {"ids": torch.tensor([9, 2, 6])}])
 
@@ -146,9 +155,35 @@ def test_other_shape_is_refused(base: Path) -> None:
         weights.load(["head.weight", "head.bias"])
 
 
-def test_folder_without_weights_is_refused(tmp_path: Path) -> None:
+def test_buffers_are_read_on_every_machine(base: Path) -> None:
+    scale = torch.arange(float(WIDTH))
+    save_file({"scale": scale, "shift": scale.clone()}, base / "buffers.safetensors")
+    model = empty_model()
+    model.register_buffer("shift", torch.zeros(WIDTH))
+    StageWeights(model, WeightFiles(base), 0, torch.device("cpu")).load_buffers()
+    assert torch.equal(model.get_buffer("shift"), scale)
+    assert not torch.equal(model.scale, scale), "computed by the model, and not part of its files"
+
+
+def test_tied_weight_is_found_under_either_name(base: Path) -> None:
+    model = empty_model()
+    model.head.weight = model.embed.weight
+    whole = write_base(base.parent / "again")
+    for path in base.glob("*"):
+        path.unlink()
+    save_file({"head.weight": whole.head.weight.detach()}, base / "model.safetensors")
+    StageWeights(model, WeightFiles(base), 0, torch.device("cpu")).load(["embed.weight"])
+    assert torch.equal(model.embed.weight, whole.head.weight)
+    assert model.head.weight is model.embed.weight
+
+
+def test_folders_without_readable_weights_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="no weights in"):
         WeightFiles(tmp_path)
+    (tmp_path / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1")
+    with pytest.raises(RunError, match=r"model\.safetensors cannot be read") as caught:
+        WeightFiles(tmp_path)
+    assert caught.value.hint == "Download this file again."
 
 
 class _Shortcut(BlockModel):
@@ -192,9 +227,58 @@ class _Between(BlockModel):
         return Output(self.head(hidden).sum())
 
 
+class _Rest(Block):
+    """A block that returns its mask, too."""
+
+    def forward(self, hidden: torch.Tensor, mask: torch.Tensor) -> Any:
+        return super().forward(hidden, mask), 2 * mask
+
+
+class _Unused(BlockModel):
+    """The blocks return tuples, of which only the activations are used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(_Rest() for _ in range(BLOCKS)).requires_grad_(False)
+
+    def forward(self, ids: torch.Tensor, labels: torch.Tensor) -> Output:
+        hidden, rest = self.embed(ids), []
+        for layer in self.layers:
+            hidden, more = layer(hidden, mask=torch.ones(1))
+            rest.append(more)
+        return self.finish(self.head(hidden), rest)
+
+    def finish(self, logits: torch.Tensor, rest: list[Any]) -> Output:
+        return Output(logits.sum())
+
+
+class _Summed(_Unused):
+    """The loss has the second values of the blocks in it."""
+
+    def finish(self, logits: torch.Tensor, rest: list[Any]) -> Output:
+        return Output(logits.sum() + sum(each.sum() for each in rest))
+
+
+class _Shown(_Unused):
+    """The model reads the shape of the second values, which other machines do not have."""
+
+    def finish(self, logits: torch.Tensor, rest: list[Any]) -> Output:
+        return Output(logits.sum() * rest[0].shape[0])
+
+
+def test_blocks_may_return_more_than_is_used() -> None:
+    with empty_weights():
+        model = _Unused()
+    outline = outline_of(model)
+    assert outline.form.length == 2
+    assert len(outline.blocks) == BLOCKS
+
+
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
+        (_Summed, "uses more than the first value that the blocks of layers return"),
+        (_Shown, "cannot be traced: 'NoneType' object has no attribute 'shape'"),
         (_Shortcut, "the loss depends on embed.weight in another way"),
         (_SecondPath, "receives a second value that depends on parameters"),
         (_Backwards, "not called once, in order"),
@@ -215,8 +299,9 @@ def test_list_of_blocks_is_found_or_named() -> None:
     with pytest.raises(RunError, match="2 lists of that length"):
         find_blocks(two)
     assert find_blocks(two, "b") == "b"
-    with pytest.raises(RunError, match="0 lists of blocks called c"):
+    with pytest.raises(RunError, match="0 lists of blocks called c") as caught:
         find_blocks(two, "c")
+    assert caught.value.hint == "Give one of a, b."
     with pytest.raises(RunError, match="no such list"):
         find_blocks(nn.Sequential(nn.Linear(2, 2)))
 

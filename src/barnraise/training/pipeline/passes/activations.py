@@ -12,11 +12,10 @@ from typing import Literal, NamedTuple
 
 import torch
 
+from barnraise.training.pipeline.row_scales import SCALE, narrow_rows
+
 Activations = Literal["exact", "bf16", "int8"]
 ACTIVATIONS: tuple[Activations, ...] = ("exact", "bf16", "int8")
-
-_LARGEST = 127
-_SCALE = torch.float32
 
 
 class ActivationCodec(NamedTuple):
@@ -34,16 +33,14 @@ class ActivationCodec(NamedTuple):
         count = math.prod(shape)
         if self.kind == "int8":
             rows = count // shape[-1] if count else 0
-            return torch.empty(rows * _SCALE.itemsize + count, dtype=torch.uint8, device=device)
+            return torch.empty(rows * SCALE.itemsize + count, dtype=torch.uint8, device=device)
         return torch.empty(count, dtype=self._narrow, device=device)
 
     def pack(self, values: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
         """Return activations in the form in which they travel; ``shape``: of these values."""
         if self.kind != "int8":
             return values.detach().to(self._narrow).reshape(-1)
-        rows = values.detach().reshape(-1, shape[-1]).to(_SCALE)
-        scales = rows.abs().amax(1, keepdim=True).div(_LARGEST).clamp_min(torch.finfo(_SCALE).tiny)
-        numbers = (rows / scales).round_().to(torch.int8)
+        numbers, scales = narrow_rows(values.reshape(-1, shape[-1]))
         # The scales come first, so that they begin at a multiple of their size.
         return torch.cat([scales.view(-1).view(torch.uint8), numbers.view(-1).view(torch.uint8)])
 
@@ -51,8 +48,8 @@ class ActivationCodec(NamedTuple):
         """Write into ``values`` what another machine has packed. A row with a NaN or infinity becomes NaN."""
         if self.kind == "int8":
             rows = math.prod(shape) // shape[-1]
-            scales = packed[: rows * _SCALE.itemsize].view(_SCALE).view(rows, 1)
-            numbers = packed[rows * _SCALE.itemsize :].view(torch.int8).view(rows, shape[-1])
+            scales = packed[: rows * SCALE.itemsize].view(SCALE).view(rows, 1)
+            numbers = packed[rows * SCALE.itemsize :].view(torch.int8).view(rows, shape[-1])
             packed = (numbers * scales).view(-1)
         values.detach().copy_(packed.view(values.shape))
 
