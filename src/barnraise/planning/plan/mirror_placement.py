@@ -25,9 +25,13 @@ class MirrorMember(NamedTuple):
 
 
 class MirrorPlacement(NamedTuple):
-    """``mirrors``: by rank, the rank that mirrors it; None without one. ``why``: sentences about risks."""
+    """Mirrors of a group. ``mirrors``: by rank, the rank that mirrors it; None without one.
+
+    ``free_bytes``: the memory that is left on each rank; None if unknown. ``why``: sentences about risks.
+    """
 
     mirrors: tuple[int | None, ...]
+    free_bytes: tuple[int | None, ...]
     why: tuple[str, ...] = ()
 
     def mirrored_by(self, rank: int) -> list[int]:
@@ -68,7 +72,11 @@ def place_mirrors(members: Sequence[MirrorMember]) -> MirrorPlacement:
             taken[chosen] += member.trained_bytes
         if world > 1 and (chosen is None or members[chosen].machine == member.machine):
             why.append(_risk(members, rank))
-    return MirrorPlacement(tuple(mirrors), tuple(why))
+    free = (
+        None if member.free_bytes is None else member.free_bytes - used
+        for member, used in zip(members, taken, strict=True)
+    )
+    return MirrorPlacement(tuple(mirrors), tuple(free), tuple(why))
 
 
 def _has_memory(member: MirrorMember, needed: int) -> bool:

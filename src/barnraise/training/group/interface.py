@@ -143,6 +143,9 @@ class GroupManager(Protocol):
     def newest_generation(self) -> int:
         """Return the newest generation that is known here, without waiting."""
 
+    def is_member(self, generation: int) -> bool | None:
+        """Tell whether this worker is in the newest group; None if that is older than ``generation``."""
+
     def machines(self) -> tuple[str, ...]:
         """Return the node id of every rank."""
 

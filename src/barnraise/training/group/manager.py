@@ -86,6 +86,11 @@ class AgentGroupManager:
         response = self._agent.response
         return response.generation if response is not None and response.is_member else self.generation
 
+    def is_member(self, generation: int) -> bool | None:
+        """Tell whether this worker is in the newest group; None if that is older than ``generation``."""
+        response = self._agent.response
+        return response.is_member if response is not None and response.generation >= generation else None
+
     @property
     def finished(self) -> bool:
         """Return True if a worker of the run is known to have finished the script."""

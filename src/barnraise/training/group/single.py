@@ -66,6 +66,9 @@ class SingleWorkerManager:
     def newest_generation(self) -> int:
         return 0
 
+    def is_member(self, generation: int) -> bool | None:
+        return True
+
     def machines(self) -> tuple[str, ...]:
         return ("",)
 

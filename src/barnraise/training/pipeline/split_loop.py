@@ -43,6 +43,7 @@ from barnraise.training.pipeline.holdings import (
     units_of,
 )
 from barnraise.training.pipeline.machine_memory import usable_memory, used_memory
+from barnraise.training.pipeline.members.handover import StayingMember, exchange_notices, plan_handover
 from barnraise.training.pipeline.members.member_stage import MemberStage, SplitTask
 from barnraise.training.pipeline.members.operation_turns import NextOperation, OperationKind, choose_turn
 from barnraise.training.pipeline.members.state_exchange import StateExchange
@@ -94,7 +95,7 @@ class SplitLoop:
         self._count = len(task.outline.blocks)
         self._held = MemberStage(task, weights, self._kept)
         self._exchange = StateExchange(self._held.names_of_unit, self._held.trained)
-        self._mirrors: tuple[int | None, ...] = ()  # by rank, the rank that mirrors it
+        self._mirrors = MirrorPlacement((), ())
         parameters = task.model.named_parameters()
         forms = sorted((name, tuple(value.shape), str(value.dtype)) for name, value in parameters)
         self._model_hash = blake3(repr((forms, task.order, task.codec)).encode()).digest()
@@ -144,7 +145,9 @@ class SplitLoop:
             self.record.before_checkpoint()
             with phases.measure("checkpoint"):
                 self._save([rank for rank, vote in enumerate(votes) if vote.can_save])
-        if max(vote.newest_generation for vote in votes) > self._manager.generation:
+        newest = max(vote.newest_generation for vote in votes)
+        if newest > self._manager.generation:
+            self._hand_over(newest)
             self.join_next_group(None)
 
     def _load_work(self) -> list[MicroBatchWork]:
@@ -185,7 +188,7 @@ class SplitLoop:
     def _exchange_gradients(self) -> None:
         """Send the gradients of this stage to its mirror, and receive those that this worker mirrors."""
         group, own, mirrors = self._manager.group, self._held.own, self._held.mirrors
-        mirror = self._mirrors[self._manager.rank]
+        mirror = self._mirrors.mirrors[self._manager.rank]
         received = {
             rank: torch.empty(state.gradient_bytes, dtype=torch.uint8) for rank, state in mirrors.items()
         }
@@ -296,6 +299,33 @@ class SplitLoop:
             log.info("the group failed after an operation: %s", error.message)
 
     # groups
+
+    def _hand_over(self, generation: int) -> None:
+        """Send the trained state of members that are not in the next group to those that are."""
+        manager, held = self._manager, self._held
+        leaving = exchange_notices(manager, generation)
+        machines = manager.machines()
+        members = [
+            StayingMember(machines[rank], self._units_of_rank(rank), leaves, self._mirrors.free_bytes[rank])
+            for rank, leaves in enumerate(leaving)
+        ]
+        plan = plan_handover(members, held.unit_bytes())
+        if plan.lost and manager.rank == 0:
+            log.error("no machine that stays has memory for %d parts of what was trained", len(plan.lost))
+        if not plan.transfers:
+            return
+        names = ", ".join(manager.name_of(rank) for rank, leaves in enumerate(leaving) if leaves)
+        log.warning("keeping what %s trained, before it leaves", names)
+        received, schedule = self._exchange.run(
+            manager.group, plan.transfers, held.export(), held.export_schedule(), range(manager.world)
+        )
+        self._kept.states, self._kept.schedule = received, schedule
+        self._wait_for_all()
+
+    def _units_of_rank(self, rank: int) -> set[int]:
+        """Return the units that a member of this group holds, as a stage or as mirrors."""
+        runs = [self.runs[rank], *(self.runs[other] for other in self._mirrors.mirrored_by(rank))]
+        return {unit for run in runs for unit in units_of(run, self._count)}
 
     def join_next_group(self, error: CollectiveError | None) -> None:
         """Join groups until one holds in which each worker has the stage that it was given."""
@@ -468,7 +498,7 @@ class SplitLoop:
         held.build(runs[manager.rank], {other: runs[other] for other in mirrors.mirrored_by(manager.rank)})
         if decision.holders:
             held.load(states, schedule)
-        self.done, self.loss, self.runs, self._mirrors = decision.done, decision.loss, runs, mirrors.mirrors
+        self.done, self.loss, self.runs, self._mirrors = decision.done, decision.loss, runs, mirrors
         names = [manager.name_of(rank) for rank in range(manager.world)] if manager.rank == 0 else []
         plan = self.forecast.plan
         why = (*placement.why, *mirrors.why, *([plan.step.sentence] if plan is not None else []))

@@ -14,8 +14,8 @@ def group(machines: str, trained: int = 1, free: int | None = None) -> list[Mirr
 
 
 def test_equal_machines_form_a_ring() -> None:
-    assert place_mirrors(group("abc")) == ((1, 2, 0), ())
-    assert place_mirrors(group("a")) == ((None,), ())
+    assert place_mirrors(group("abc")) == ((1, 2, 0), (None, None, None), ())
+    assert place_mirrors(group("a")) == ((None,), (None,), ())
 
 
 def test_any_machine_may_be_lost_if_there_are_two() -> None:
@@ -48,6 +48,7 @@ def test_machine_without_memory_mirrors_nothing() -> None:
     ]
     placement = place_mirrors(members)
     assert placement.mirrors == (2, 0, 0)
+    assert placement.free_bytes == (2 * GIB, GIB // 2, 6 * GIB)
     assert placement.why == ()
 
 
@@ -66,4 +67,4 @@ def test_missing_second_machine_is_named() -> None:
 
 def test_member_that_trains_nothing_needs_no_mirror() -> None:
     members = [MirrorMember("mac", "m", 5), MirrorMember("box", "b", 0), MirrorMember("pc", "m", 5)]
-    assert place_mirrors(members) == ((1, None, 1), ())
+    assert place_mirrors(members).mirrors == (1, None, 1)

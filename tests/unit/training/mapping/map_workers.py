@@ -50,6 +50,9 @@ class FileGroupManager(AgentGroupManager):
         is_complete = 0 < self.generation == newest - 1 and (self._room / "d").exists()
         return newest if is_complete and "d" in self._groups[-1] else self.generation
 
+    def is_member(self, generation: int) -> bool | None:
+        return self._machine in self._groups[generation - 1]
+
     def wait_for_recovery_group(self) -> RecoveryGroup | None:
         return None
 

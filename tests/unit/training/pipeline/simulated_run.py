@@ -178,6 +178,9 @@ class SimulatedManager(SingleWorkerManager):
         is_leaving = self.machine in self.run.leaving
         return self.generation if is_leaving else self.generation + self.run.wants_change()
 
+    def is_member(self, generation: int) -> bool | None:
+        return self.machine not in self.run.leaving
+
     def wait_for_admission(self) -> None:
         self.run.wait(lambda: self.machine not in self.run.later, self.machine, waits_long=True)
 
@@ -223,8 +226,9 @@ def _copy(parts: FlatState) -> FlatState:
 class SimulatedRun:
     """Workers, each with one letter, that run one script in threads.
 
-    ``later``: the step after which a worker joins. ``places``: the machine of a worker, if it is not alone on
-    its own. ``speeds``: the seconds that a block takes on a worker, if it is not one.
+    ``later``: the step after which a worker joins. ``leaves``: the one after which it leaves. ``places``: the
+    machine of a worker, if it is not alone on its own. ``speeds``: the seconds that a block takes on a
+    worker, if it is not one.
     """
 
     def __init__(
@@ -233,6 +237,7 @@ class SimulatedRun:
         script: Script,
         *,
         later: Mapping[str, int] | None = None,
+        leaves: Mapping[str, int] | None = None,
         places: Mapping[str, str] | None = None,
         speeds: Mapping[str, float] | None = None,
         faults: Sequence[Fault] = (),
@@ -243,6 +248,7 @@ class SimulatedRun:
         self.machines, self._script = machines, script
         self.changed = threading.Condition()
         self.later, self._places = dict(later or {}), dict(places or {})
+        self._leaves = dict(leaves or {})
         self._faults = {(fault.machine, fault.operation): fault.kind for fault in faults}
         self.operations: dict[str, list[Operation]] = {name: [] for name in machines}
         self.survey = _Survey()
@@ -274,11 +280,12 @@ class SimulatedRun:
 
     def wants_change(self) -> bool:
         """Tell whether a machine waits to join, or leaves."""
-        outside = self._alive - self.later.keys() - set(self.members)
+        outside = self._alive - self.later.keys() - set(self.members) - self.leaving
         return bool(outside or self.leaving & set(self.members))
 
     def note_step(self, done: int) -> None:
-        """Let machines join whose step has come."""
+        """Let workers join and leave whose step has come."""
+        self.leaving |= {name for name, step in self._leaves.items() if step <= done}
         for name in [name for name, step in self.later.items() if step <= done]:
             del self.later[name]
             self.changed.notify_all()

@@ -213,6 +213,31 @@ def test_save_between_steps_works_while_a_worker_joins_or_dies(
         assert torch.allclose(saved[0][name], value, atol=1e-6)
 
 
+@pytest.mark.parametrize("leaving", ["bc", "ab", "abc", "d"])
+def test_neighbours_that_leave_together_hand_their_state_over(
+    leaving: str, tmp_path: Path, expected: Expected
+) -> None:
+    run = SimulatedRun("abcd", script(expected, tmp_path), leaves=dict.fromkeys(leaving, 2))
+    run.run()
+    staying = "".join(sorted(set("abcd") - set(leaving)))
+    check(run, expected, tmp_path, staying)
+    assert run.generations == ["abcd", staying]
+
+
+def test_machine_that_is_lost_just_after_others_have_left_loses_nothing(
+    tmp_path: Path, expected: Expected
+) -> None:
+    """Machine a gets the state of b and d, and a second machine has it when a dies."""
+    once = SimulatedRun("abcd", script(expected, tmp_path), leaves={"b": 2, "d": 2})
+    once.run()
+    first = next(number for number, each in enumerate(once.operations["a"]) if each.generation == 2)
+    for operation in range(first, first + 4):
+        faults = [Fault("a", operation, "die")]
+        run = SimulatedRun("abcd", script(expected, tmp_path), leaves={"b": 2, "d": 2}, faults=faults)
+        run.run()
+        check(run, expected, tmp_path, "c")
+
+
 def test_learning_rates_come_from_any_member_that_trains(tmp_path: Path) -> None:
     """Only b trains; its mirror c is lost, and the first machine knows no learning rate."""
     expected = Expected(tmp_path / "alone", trained=[3])

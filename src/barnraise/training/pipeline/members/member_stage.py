@@ -26,6 +26,8 @@ from barnraise.training.pipeline.trained_state import (
 )
 from barnraise.training.pipeline.weights import StageWeights
 
+_EXPORTED = 3  # times the parameters: their values, and both moments of Adam
+
 
 class SplitTask(NamedTuple):
     """Model to be trained, and how. ``weigh``: returns the weight of a micro-batch, such as its tokens."""
@@ -64,6 +66,15 @@ class MemberStage:
         outline = self._task.outline
         parts = (outline.before, *outline.blocks, outline.after)
         return sorted(parts[unit] & self.trained.keys())
+
+    def unit_bytes(self) -> dict[int, int]:
+        """Return the bytes of the exported state of each unit in which something is trained."""
+        named = {unit: self.names_of_unit(unit) for unit in range(self._count + 2)}
+        sizes = {
+            unit: sum(self.trained[name].numel() * self.trained[name].element_size() for name in names)
+            for unit, names in named.items()
+        }
+        return {unit: _EXPORTED * size for unit, size in sizes.items() if size}
 
     def names_of_run(self, run: Run) -> list[str]:
         """Return the names of what the stage of a run of blocks trains."""
