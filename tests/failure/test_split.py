@@ -140,13 +140,12 @@ def test_deaths_of_workers_change_no_result(victims: int, folders: tuple[Path, P
 
 def test_dry_run_places_the_model_and_trains_nothing(folders: tuple[Path, Path]) -> None:
     project, marks = folders
-    words = ("run", "--env", "agent", "--dry-run", "train.py", str(marks))
+    options, script = ("run", "--env", "agent", "--dry-run"), ("train.py", str(marks))
     with LocalAgents(3) as agents:
         agents.form()
-        done = agents.type(0, *words, folder=project, timeout=PATIENCE_S)
-        report = json.loads(
-            agents.type(0, *words, "--json", folder=project, timeout=PATIENCE_S).stdout or "{}"
-        )
+        done = agents.type(0, *options, *script, folder=project, timeout=PATIENCE_S)
+        again = agents.type(0, *options, "--json", *script, folder=project, timeout=PATIENCE_S)
+    report = json.loads(again.stdout)
     assert done.returncode == 0, done.stderr
     assert max(map(len, done.stdout.splitlines())) <= 80
     text = " ".join(done.stdout.split())

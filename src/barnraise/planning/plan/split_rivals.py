@@ -264,7 +264,9 @@ def _sharded(problem: SplitProblem) -> Rival:
     if not rate:
         return Rival(name, "sharded", None, "its links are not measured")
     received = (2 * (frozen + trained) + trained) * (count - 1) / count
-    sending_s = received / rate
+    # The gathers of the blocks follow each other, and each takes as many hops as there are others.
+    hops = 2 * len(parts.blocks) * (count - 1)
+    sending_s = received / rate + hops * max(map(max, problem.links.latencies))
     each = -(-problem.batches // count)
     computing_s = each * max(sum(_whole(problem, number)) for number in range(count))
     why = f"each machine receives {format_size(received)} a step, which takes {format_duration(sending_s)}"

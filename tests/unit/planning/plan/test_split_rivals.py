@@ -124,6 +124,8 @@ def test_sharded_parameters_pay_all_gathers_over_the_slowest_link() -> None:
     received = (2 * (16 * GIB + 16 * (1 << 20)) + 16 * (1 << 20)) / 2
     assert sharded.step_s == pytest.approx(received / GBIT)
     assert sharded.name == "FSDP2 over a and b"
+    far = problem(machine("a", 12, 0.01), machine("b", 12, 0.01))._replace(links=mesh(2, GBIT, 0.5))
+    assert by_kind(price_rivals(far))["sharded"].step_s == pytest.approx(received / GBIT + 2 * 16 * 0.5)
     slow = by_kind(price_rivals(problem(machine("a", 12, 9.0), machine("b", 12, 1.0))))["sharded"]
     assert slow.step_s == pytest.approx(4 * 16 * 9.0), "the slower machine computes half of the micro-batches"
 
