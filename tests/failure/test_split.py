@@ -106,6 +106,18 @@ def train_with_deaths(project: Path, marks: Path, victims: int) -> None:
         agents.until(is_back, "all train again", PATIENCE_S)
         (marks / "go").touch()
         agents.until(lambda: row_of(agents, run).phase == "ended", "the run has ended", PATIENCE_S)
+        check_predictions(agents, run, project)
+
+
+def check_predictions(agents: LocalAgents, run: str, project: Path) -> None:
+    """Check that the record has the predicted step of each placement: before and after the deaths."""
+    shown = agents.type(0, "runs", "history", run, "--json", folder=project)
+    plans = json.loads(shown.stdout)["plans"]
+    assert len(plans) >= 2, shown.stdout
+    for plan in plans:
+        assert plan["predicted_step_s"] > 0
+        assert plan["name"].startswith("split over h")
+        assert "the exchange of gradients and the vote take" in plan["reason"]
 
 
 def checkpoints_of(agents: LocalAgents) -> list[Path]:

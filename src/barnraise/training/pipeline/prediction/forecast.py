@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from barnraise.core.sanitize import printable
-from barnraise.history.entries import PlanAdopted
+from barnraise.history.entries import PHASES, PlanAdopted
 from barnraise.planning.plan.plans import listed
 from barnraise.planning.plan.stage_placement import ModelParts
 from barnraise.planning.plan.stage_time import (
@@ -51,6 +51,7 @@ class SplitPlan(NamedTuple):
         step = self.step
         compute_s = sum(step.busy_s) / len(step.busy_s)
         waiting_s = max(0.0, step.step_s - step.commit_s - compute_s)
+        phases = {"compute": compute_s, "communication": waiting_s, "vote": step.commit_s}
         machines = listed(sorted(set(self.names)))
         return PlanAdopted(
             time.time(),
@@ -59,7 +60,7 @@ class SplitPlan(NamedTuple):
             f"a pipeline, {self.order}, {self.batches} micro-batches",
             printable(step.sentence)[:_MAX_SENTENCE],
             step.step_s,
-            (0.0, compute_s, waiting_s, step.commit_s, 0.0, 0.0),
+            tuple(phases.get(phase, 0.0) for phase in PHASES),
         )
 
 
