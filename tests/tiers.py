@@ -46,6 +46,7 @@ TABLE = (
         {"kind": ("Llama",)},
     ),
     Row("deep", "unit/training/pipeline/test_outline.py"),
+    Row("deep", "unit/training/pipeline/passes/test_activations.py", marked="slow"),
     # The lab: a few tests of each kind; each one costs 5 to 60 s.
     Row("fast", "lab/test_lab_parts.py"),
     Row("deep", "lab/test_systems.py", "test_arm64_host_computes_with_torch"),

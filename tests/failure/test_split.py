@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -79,8 +80,8 @@ def folders(tmp_path: Path) -> tuple[Path, Path]:
     return project, marks
 
 
-def train_with_deaths(project: Path, marks: Path, victims: int) -> None:
-    """Train on three agents, kill this many of the workers at once, and wait for the end of the run."""
+def train_with_deaths(project: Path, marks: Path, victims: int) -> dict[str, Any]:
+    """Train on three agents, and kill this many of the workers at once. Return the history of the run."""
     with LocalAgents(3) as agents:
         agents.form()
         words = ("run", "--env", "agent", "--detach", "train.py", str(marks))
@@ -106,18 +107,9 @@ def train_with_deaths(project: Path, marks: Path, victims: int) -> None:
         agents.until(is_back, "all train again", PATIENCE_S)
         (marks / "go").touch()
         agents.until(lambda: row_of(agents, run).phase == "ended", "the run has ended", PATIENCE_S)
-        check_predictions(agents, run, project)
-
-
-def check_predictions(agents: LocalAgents, run: str, project: Path) -> None:
-    """Check that the record has the predicted step of each placement: before and after the deaths."""
-    shown = agents.type(0, "runs", "history", run, "--json", folder=project)
-    plans = json.loads(shown.stdout)["plans"]
-    assert len(plans) >= 2, shown.stdout
-    for plan in plans:
-        assert plan["predicted_step_s"] > 0
-        assert plan["name"].startswith("split over h")
-        assert "the exchange of gradients and the vote take" in plan["reason"]
+        shown = agents.type(0, "runs", "history", run, "--json", folder=project)
+        assert shown.returncode == 0, shown.stderr
+        return dict(json.loads(shown.stdout))
 
 
 def checkpoints_of(agents: LocalAgents) -> list[Path]:
@@ -130,7 +122,7 @@ def checkpoints_of(agents: LocalAgents) -> list[Path]:
 def test_deaths_of_workers_change_no_result(victims: int, folders: tuple[Path, Path]) -> None:
     """The first victim's mirror has its state; of two neighbours, a checkpoint has it."""
     project, marks = folders
-    train_with_deaths(project, marks, victims)
+    history = train_with_deaths(project, marks, victims)
     alone = train_alone(project, marks)
     saved = [path for path in marks.glob("*.safetensors") if path.stem != "alone"]
     assert saved
@@ -148,6 +140,20 @@ def test_deaths_of_workers_change_no_result(victims: int, folders: tuple[Path, P
         for step, loss in losses.items():
             assert loss == pytest.approx(expected[step], abs=1e-5), (path.name, step)
     assert seen == expected.keys(), "every step was committed"
+    check_history(history, expected)
+
+
+def check_history(history: dict[str, Any], expected: dict[int, float]) -> None:
+    """Compare the record of the run with what one process has computed."""
+    assert (history["step"], history["missing"]) == (STEPS, 0)
+    assert history["samples"] == 8 * STEPS
+    assert history["curves"][0]["name"] == "loss"
+    assert history["curves"][0]["newest"] == pytest.approx(expected[STEPS], abs=1e-4)
+    assert len(history["plans"]) >= 2, "the blocks were placed again"
+    for plan in history["plans"]:
+        assert plan["predicted_step_s"] > 0
+        assert "the exchange of gradients and the vote take" in plan["reason"]
+    assert {"failure", "died"} & {event["kind"] for event in history["events"]}
 
 
 def test_dry_run_places_the_model_and_trains_nothing(folders: tuple[Path, Path]) -> None:

@@ -8,7 +8,7 @@ from barnraise.history.view import PlanView, RunView
 PHASE_MEANINGS = (
     "data: loading samples. compute: the model, forward and backward. communication: summing gradients, with "
     "waiting for slower machines. vote: all machines agree that the step counts. other: the rest. "
-    "A dash: no plan predicts it."
+    "activations: waiting for those of other machines, of a split model. A dash: no plan predicts it."
 )
 
 

@@ -17,7 +17,9 @@ MOST_ROWS = 4096  # of one batch of steps
 MOST_VALUES = 64  # names in one batch of values
 MOST_LINKS = 1024
 MOST_ENTRIES = 4096  # of one frame
-PHASES = ("data", "compute", "communication", "vote", "checkpoint", "other")
+# The last phase is of split models only; the rows of other runs leave its column out.
+PHASES = ("data", "compute", "communication", "vote", "checkpoint", "other", "activations")
+LEAST_PHASES = 6  # columns that rows with phases have at least
 TICKS_PER_S = 10_000  # phases are counted in ticks of 0.1 ms
 
 RunId = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,47}\Z", max_length=48)]
@@ -125,8 +127,9 @@ class StepBatch(msgspec.Struct, frozen=True, array_like=True, tag="steps"):
     """Committed steps in columns; row i is of ``stride`` steps that start at ``first + i * stride``.
 
     ``at``: the commit of the first row. ``ticks``: time from the commit before to this one, for each row; the
-    row after a break may be long. ``phases``: a column for each of PHASES, or none; together they are
-    ``ticks``. ``samples``: of each row. Rows with a stride above 1 hold sums over their steps.
+    row after a break may be long. ``phases``: a column for each of PHASES, at least for the first six, or
+    none; together they are ``ticks``. ``samples``: of each row. Rows with a stride above 1 hold sums over
+    their steps.
     """
 
     generation: Generation
@@ -187,8 +190,8 @@ class MembershipChange(msgspec.Struct, frozen=True, array_like=True, tag="member
 class PlanAdopted(msgspec.Struct, frozen=True, array_like=True, tag="plan"):
     """Plan that takes effect, with its reason and its prediction.
 
-    ``sync``: how workers synchronize, in words. ``phases_s``: predicted seconds of each of PHASES, or none.
-    ``shares``: samples of a step by machine.
+    ``sync``: how workers synchronize, in words. ``phases_s``: predicted seconds of PHASES, as many as rows
+    have. ``shares``: samples of a step by machine.
     """
 
     at: Seconds

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 from typing import NamedTuple
 
 from barnraise.history.columns import pack_column
-from barnraise.history.entries import MOST_ROWS, MOST_VALUES, PHASES, TICKS_PER_S, StepBatch, ValueBatch
+from barnraise.history.entries import (
+    LEAST_PHASES,
+    MOST_ROWS,
+    MOST_VALUES,
+    PHASES,
+    TICKS_PER_S,
+    StepBatch,
+    ValueBatch,
+)
 
 _MAX_NAME = 64
 _MAX_TICKS = 1 << 45
@@ -17,7 +26,7 @@ _MOST_CELLS = 16 << 10  # of a batch of values: half a frame
 class StepRow(NamedTuple):
     """One commit: ``stride`` steps from ``first`` on. ``seconds``: since the commit before.
 
-    ``phases``: seconds of each of PHASES.
+    ``phases``: seconds of PHASES, as many as in batches.
     """
 
     generation: int
@@ -100,6 +109,15 @@ def _ticks(seconds: float) -> int:
 
 
 def _columns(phases: Sequence[tuple[float, ...]]) -> tuple[tuple[int, ...], ...]:
-    if any(len(row) != len(PHASES) for row in phases):
+    if any(not LEAST_PHASES <= len(row) <= len(PHASES) for row in phases):
         return ()
-    return tuple(tuple(map(_ticks, column)) for column in zip(*phases, strict=True))
+    columns = tuple(tuple(map(_ticks, column)) for column in zip_longest(*phases, fillvalue=0.0))
+    return columns if any(map(any, columns[LEAST_PHASES:])) else columns[:LEAST_PHASES]
+
+
+def phase_columns(batch: StepBatch) -> tuple[Sequence[int], ...]:
+    """Return a column of ticks for each of PHASES, zeros where the batch has none; empty if none is known."""
+    if not LEAST_PHASES <= len(batch.phases) <= len(PHASES):
+        return ()
+    missing = len(PHASES) - len(batch.phases)
+    return (*batch.phases, *[(0,) * len(batch.ticks)] * missing)

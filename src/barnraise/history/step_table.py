@@ -7,7 +7,8 @@ import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from barnraise.history.entries import PHASES, TICKS_PER_S, GroupStart, PlanAdopted, StepBatch
+from barnraise.history.entries import LEAST_PHASES, PHASES, TICKS_PER_S, GroupStart, PlanAdopted, StepBatch
+from barnraise.history.step_rows import phase_columns
 from barnraise.history.view import PhaseView, RatePoint
 
 RECENT_STEPS = 100
@@ -71,8 +72,7 @@ class StepTable:
             self._strides.extend([batch.stride] * count)
             ticks = itertools.accumulate((0, *batch.ticks[1:]))
             self._times.extend([batch.at + passed / TICKS_PER_S for passed in ticks][:count])
-            known = zip(*batch.phases, strict=False) if len(batch.phases) == len(PHASES) else ()
-            phases = list(itertools.islice(known, count))
+            phases = list(itertools.islice(zip(*phase_columns(batch), strict=False), count))
             self._phases.extend([*phases, *[()] * (count - len(phases))])
         steps, ticks_before, samples = self._totals[-1]
         for row in range(rows, len(self._steps)):
@@ -129,10 +129,11 @@ class StepTable:
         rows = self._recent_span(plan).rows()
         steps = sum(self._strides[row] for row in rows)
         is_known = steps > 0 and all(self._phases[row] for row in rows)
-        predicted = plan.phases_s if plan is not None and len(plan.phases_s) == len(PHASES) else ()
+        planned = plan.phases_s if plan is not None else ()
+        predicted = (*planned, 0.0)[: len(PHASES)] if len(planned) >= LEAST_PHASES else ()
         if not is_known and not predicted:
             return ()
-        return tuple(
+        phases = [
             PhaseView(
                 name=name,
                 measured_s=sum(self._phases[row][index] for row in rows) / steps / TICKS_PER_S
@@ -141,7 +142,9 @@ class StepTable:
                 predicted_s=(predicted[index] or None) if predicted else None,  # 0: no plan predicts it
             )
             for index, name in enumerate(PHASES)
-        )
+        ]
+        of_split = [phase for phase in phases[LEAST_PHASES:] if phase.measured_s or phase.predicted_s]
+        return (*phases[:LEAST_PHASES], *of_split)
 
     def samples_between(self, start: float, end: float) -> int:
         """Return the samples of the steps that were committed in a time."""
@@ -216,8 +219,7 @@ def common_start(before: Sequence[object], after: Sequence[object]) -> int:
 
 
 def _tick_sums(batch: StepBatch) -> tuple[int, ...]:
-    phases = batch.phases if len(batch.phases) == len(PHASES) else ()
-    return sum(batch.ticks), *map(sum, phases)
+    return sum(batch.ticks), *map(sum, phase_columns(batch))
 
 
 def _machines_at(groups: Sequence[GroupStart], step: int) -> int:

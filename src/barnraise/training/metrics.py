@@ -22,6 +22,7 @@ class MetricsLog:
         self.newest: tuple[int, dict[str, float]] = (-1, {})  # the newest step with means of all workers
         self._dropped = 0  # entries before ``history``
         self._by_step: dict[int, Logged] = {}
+        self._defaults: dict[int, Logged] = {}
         self._current = (0, 1.0)
 
     def start_microbatch(self, step: int, size: float) -> None:
@@ -37,9 +38,14 @@ class MetricsLog:
             total, weight = logged.get(name, (0.0, 0.0))
             logged[name] = (total + number * size, weight + size)
 
+    def set_default(self, values: Mapping[str, float]) -> None:
+        """Set values of the current step that count unless the script logs other ones."""
+        step, size = self._current
+        self._defaults[step] = {name: (value * size, size) for name, value in values.items()}
+
     def of_step(self, step: int) -> Logged:
         """Return this worker's sums and weights of a step, by name."""
-        return self._by_step.get(step, {})
+        return {**self._defaults.get(step, {}), **self._by_step.get(step, {})}
 
     @property
     def count(self) -> int:
@@ -69,4 +75,6 @@ class MetricsLog:
         if len(self.history) > 2 * MAX_KEPT:
             del self.history[:MAX_KEPT]
             self._dropped += MAX_KEPT
-        self._by_step = {step: values for step, values in self._by_step.items() if step >= done - 1}
+        for held in (self._by_step, self._defaults):
+            for step in [step for step in held if step < done - 1]:
+                del held[step]

@@ -71,8 +71,7 @@ from barnraise.training.validation.checks import (
 
 log = logging.getLogger("barnraise.training")
 
-_SCALER = "barnraise.scaler"
-_HUB = "barnraise.hub"
+_SCALER, _HUB = "barnraise.scaler", "barnraise.hub"
 
 
 class Session(SplitSession):
@@ -286,7 +285,7 @@ class Session(SplitSession):
 
     def weight(self, amount: float) -> None:
         """Set the weight of the current micro-batch, for losses that are means over tokens, for example."""
-        self._refuse_if_split("run.weight")
+        self._refuse_if_split("run.weight", "Give the weight of a micro-batch to run.split(..., weight=...).")
         if self._reducer.has_sent_gradients:
             raise RunError(
                 "run.weight was called after backward()",
@@ -341,7 +340,8 @@ class Session(SplitSession):
 
     def gather(self, value: torch.Tensor) -> torch.Tensor:
         """Return the tensors of all workers, concatenated; scalars become a vector. For evaluation."""
-        self._refuse_if_split("run.gather")
+        if self._split is not None:
+            return self._split.gather(value)
         if self._current is not None:  # after a regroup the micro-batch may belong to another worker
             raise RunError("run.gather was called within a batch", hint="Call it after optimizer.step().")
         self._step_loop.wait_in_flight()
@@ -381,7 +381,7 @@ class Session(SplitSession):
 
     def on_commit(self, callback: Callable[[Session], None]) -> None:
         """Call a function after every commit."""
-        steps = self._step_loop if self._split is None else self._split.loop
+        steps = self._step_loop if self._split is None else self._split.loop.record
         steps.on_commit.append(lambda: callback(self))
 
     # setup

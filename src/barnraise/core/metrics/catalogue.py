@@ -176,7 +176,7 @@ STEPS = _worker(name="barnraise_steps_total", kind="counter", help="Steps that t
 SAMPLES = _worker(
     name="barnraise_samples_total",
     kind="counter",
-    help="Samples of committed steps that this worker computed.",
+    help="Samples of committed steps that this worker computed; of a split model, those of all steps.",
 )
 STEP_TIME = _worker(
     name="barnraise_step_seconds",
@@ -191,7 +191,7 @@ PHASE_TIME = _worker(
     unit="seconds",
     own_labels=("phase",),
     help="Time of steps by phase: data (loading), compute (the script's own code), communication, vote, "
-    "checkpoint and other.",
+    "checkpoint, other, and activations (waiting for those of a split model).",
 )
 LOSS = _worker(
     name="barnraise_loss", kind="gauge", help="The value that the script logged as `loss`, of the last step."
@@ -227,6 +227,18 @@ CHECKPOINT_TIME = _worker(
 )
 ITEMS = _worker(
     name="barnraise_map_items_total", kind="counter", help="Items of a map that this worker computed."
+)
+ACTIVATION_BYTES = _worker(
+    name="barnraise_activation_sent_bytes_total",
+    kind="counter",
+    unit="bytes",
+    help="Activations of a split model and their gradients that this worker sent to other machines.",
+)
+MOVED_STATE_BYTES = _worker(
+    name="barnraise_moved_state_bytes_total",
+    kind="counter",
+    unit="bytes",
+    help="Trained state that this worker received because the blocks of a split model were placed anew.",
 )
 COLLECTIVE_TIME = _worker(
     name="barnraise_collective_duration_seconds",

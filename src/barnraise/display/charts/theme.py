@@ -6,13 +6,13 @@ _LIGHT = """
 --br-page: #ffffff; --br-ink: #1c2733; --br-quiet: #5b6876; --br-line: #d5dbe1; --br-soft: #f2f5f8;
 --br-main: #0b63ce; --br-raw: #8fb8ea; --br-band: #dce9f9; --br-good: #1a7f4b; --br-warn: #9a5b00;
 --br-bad: #b3261e; --br-off: #c9d1d9; --br-a: #0b63ce; --br-b: #b8690f; --br-c: #7a4fc4; --br-d: #1a7f4b;
---br-e: #a83280; --br-f: #7d8894;
+--br-e: #a83280; --br-f: #7d8894; --br-g: #0d7f8c;
 """
 _DARK = """
 --br-page: #12181f; --br-ink: #e4eaf0; --br-quiet: #9aa7b4; --br-line: #323d49; --br-soft: #1b232c;
 --br-main: #6cb0ff; --br-raw: #3d6796; --br-band: #1f3149; --br-good: #5fca8f; --br-warn: #e6ae56;
 --br-bad: #ff8a80; --br-off: #46525f; --br-a: #5a9fee; --br-b: #dba05a; --br-c: #a98be6; --br-d: #54b683;
---br-e: #d977b8; --br-f: #8592a0;
+--br-e: #d977b8; --br-f: #8592a0; --br-g: #4fb3bf;
 """
 _RULES = """
 .br-chart { max-width: 100%; height: auto; display: block; }
@@ -43,6 +43,7 @@ _RULES = """
 .br-vote { fill: var(--br-e); }
 .br-checkpoint { fill: var(--br-d); }
 .br-other { fill: var(--br-f); }
+.br-activations { fill: var(--br-g); }
 .br-waiting { fill: var(--br-soft); stroke: var(--br-quiet); stroke-dasharray: 3 2; }
 .br-link { stroke: var(--br-quiet); fill: none; }
 .br-slow { stroke: var(--br-warn); stroke-dasharray: 5 3; }

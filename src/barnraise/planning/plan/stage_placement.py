@@ -60,22 +60,31 @@ class StagePlacement(NamedTuple):
 def stage_bytes(parts: ModelParts, first: int, end: int, *, stages: int, place: int, batches: int) -> int:
     """Return the memory that a stage needs; ``batches``: micro-batches of a step.
 
-    In 1F1B, a stage keeps the activations of as many micro-batches as stages follow, and of its own one. It
+    In 1F1B, a stage keeps the activations of its own micro-batch, and of two for each stage after it. It
     has buffers for the boundaries of all micro-batches of a step. It also mirrors what the stage before it
     has trained, which is taken to be as large as its own.
     """
-    held = [
+    held = _held_parts(parts, first, end)
+    frozen = sum(part.frozen_bytes for part in held)
+    trained = mirror_bytes(parts, first, end)
+    mirrored = trained if stages > 1 else 0
+    in_flight = min(2 * (stages - 1 - place) + 1, batches)
+    activations = in_flight * sum(part.activation_bytes for part in held)
+    buffers = 2 * batches * parts.boundary_bytes if stages > 1 else 0
+    return frozen + trained + mirrored + activations + buffers
+
+
+def mirror_bytes(parts: ModelParts, first: int, end: int) -> int:
+    """Return the memory that a mirror of a stage needs: for what is trained, and for its optimizer."""
+    return sum(part.trained_bytes for part in _held_parts(parts, first, end)) * (1 + _OPTIMIZER)
+
+
+def _held_parts(parts: ModelParts, first: int, end: int) -> list[PartSize]:
+    return [
         *([parts.before] if first == 0 else []),
         *parts.blocks[first:end],
         *([parts.after] if end == len(parts.blocks) else []),
     ]
-    frozen = sum(part.frozen_bytes for part in held)
-    trained = sum(part.trained_bytes for part in held) * (1 + _OPTIMIZER)
-    mirrored = trained if stages > 1 else 0
-    in_flight = min(stages - place, batches)
-    activations = in_flight * sum(part.activation_bytes for part in held)
-    buffers = 2 * batches * parts.boundary_bytes if stages > 1 else 0
-    return frozen + trained + mirrored + activations + buffers
 
 
 def place_stages(parts: ModelParts, machines: Sequence[StageMachine], batches: int) -> StagePlacement:

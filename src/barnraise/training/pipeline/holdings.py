@@ -1,35 +1,38 @@
 """Holdings of the members of a group: their parts of a split model, and decisions when they regroup. Pure.
 
 The model has units: the part before the blocks, each block, and the part after them. A member holds the
-trained state of its stage and, as a mirror, that of the stage before it. A step is applied by a member after
-all have voted that they have its gradients. So a step that any member has applied is applied by all; another
+trained state of its stage and, as a mirror, that of other stages. A step is applied by a member after all
+have voted that they have its gradients. So a step that any member has applied is applied by all; another
 one is repeated with the same samples.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
 from barnraise.core.errors import ProtocolError
+from barnraise.training.record.split_record import LoggedValues
 
 MOST_UNITS = 4096
 
 Step = Annotated[int, Meta(ge=0, le=1 << 50)]
 Unit = Annotated[int, Meta(ge=0, lt=MOST_UNITS)]
 Units = Annotated[tuple[Unit, ...], Meta(max_length=MOST_UNITS)]
+Run = tuple[int, int]  # of blocks: the first one, and the one after the last
 Number = Annotated[float, Meta(ge=-1e300, le=1e300)]
 
 
 class StageVote(msgspec.Struct, frozen=True, array_like=True):
-    """A worker's vote: it holds the gradients of its stage, and of the one that it mirrors.
+    """A worker's vote: it holds the gradients of its stage, and of those that it mirrors.
 
     ``loss``: of the whole batch, from the last stage; 0 from the others. ``fingerprint``: of the samples.
     ``checkpoint_due``: rank 0 decides for all. ``can_save``: it is the first worker of its machine, with a
-    disk, and with memory for all trained state.
+    disk, and with memory for all trained state. ``speed``: samples of the whole model per second of its own
+    computation. ``logged``: values of the step before.
     """
 
     step: Step
@@ -39,30 +42,32 @@ class StageVote(msgspec.Struct, frozen=True, array_like=True):
     fingerprint: Annotated[bytes, Meta(max_length=32)] = b""
     checkpoint_due: bool = False
     can_save: bool = False
+    speed: float = 0.0
+    logged: LoggedValues = {}
 
 
 class MemberHoldings(msgspec.Struct, frozen=True, array_like=True):
     """Report of a member that enters a group. ``done``: steps that it has applied.
 
-    ``own``, ``mirrored``: units whose trained state it holds. ``is_ready``: it has voted on the next step,
-    and can apply it. ``factor`` and ``loss``: of the newest step that it has applied. ``block_s``: seconds
-    that a block takes here; 0 if unknown.
+    ``own``: units of its stage. ``others``: units whose trained state it mirrors or keeps. ``is_ready``: it
+    has voted on the next step, and can apply it. ``factor`` and ``loss``: of the newest step that it has
+    applied. ``block_s``: seconds that a block takes here; 0 if unknown.
     """
 
     done: Step = 0
     own: Units = ()
-    mirrored: Units = ()
+    others: Units = ()
     is_ready: bool = False
     factor: Number = 1.0
     loss: float = 0.0
     memory_bytes: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
     block_s: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
-    model: Annotated[bytes, Meta(max_length=32)] = b""  # hash of names and shapes
+    model: Annotated[bytes, Meta(max_length=32)] = b""  # hash of names, shapes and options
 
     @property
     def is_fresh(self) -> bool:
         """Return True if the member has no trained state."""
-        return not self.own and not self.mirrored
+        return not self.own and not self.others
 
 
 class RegroupDecision(NamedTuple):
@@ -90,20 +95,23 @@ class Transfer(NamedTuple):
 def decide_regroup(members: Sequence[MemberHoldings], units: int) -> RegroupDecision:
     """Decide which step counts, and which rank has each unit.
 
-    Raise ProtocolError if the reports contradict each other.
+    Before the first step nothing has to be sent: every member can make the first state itself. Raise
+    ProtocolError if the reports contradict each other.
     """
     if len({member.model for member in members}) > 1:
-        raise ProtocolError("the workers of this group do not train the same model")
+        raise ProtocolError(
+            "the workers of this group do not train the same model with the same options of run.split"
+        )
     old = [(rank, member) for rank, member in enumerate(members) if not member.is_fresh]
-    if not old:
+    done = max((member.done for _, member in old), default=0)
+    if not done:
         return RegroupDecision(0, None, 0.0, {}, ())
-    done = max(member.done for _, member in old)
     behind = [member for _, member in old if member.done < done]
     ahead = next(member for _, member in old if member.done == done)
     if any(member.done < done - 1 or not member.is_ready for member in behind):
         raise ProtocolError(f"a step before {done} was applied by one worker and did not reach another")
     holders: dict[int, int] = {}
-    for kind in ("own", "mirrored"):
+    for kind in ("own", "others"):
         for rank, member in old:
             for unit in getattr(member, kind):
                 holders.setdefault(unit, rank)
@@ -113,7 +121,7 @@ def decide_regroup(members: Sequence[MemberHoldings], units: int) -> RegroupDeci
     return RegroupDecision(done, ahead.factor if behind else None, ahead.loss, holders, lost)
 
 
-def units_of(run: tuple[int, int], blocks: int) -> tuple[int, ...]:
+def units_of(run: Run, blocks: int) -> tuple[int, ...]:
     """Return the units of a run of blocks: unit 0 is before the blocks, and the last one is after them."""
     first, end = run
     return (
@@ -123,22 +131,23 @@ def units_of(run: tuple[int, int], blocks: int) -> tuple[int, ...]:
     )
 
 
-def mirrored_rank(rank: int, world: int) -> int | None:
-    """Return the rank whose trained state a rank mirrors; None without another one."""
-    return (rank - 1) % world if world > 1 else None
-
-
 def plan_transfers(
-    members: Sequence[MemberHoldings], runs: Sequence[tuple[int, int]], holders: dict[int, int], blocks: int
+    members: Sequence[MemberHoldings],
+    runs: Sequence[Run],
+    mirrors: Sequence[int | None],
+    holders: Mapping[int, int],
+    blocks: int,
 ) -> list[Transfer]:
-    """Return what has to be sent so that each rank has its units and those that it mirrors."""
+    """Return what has to be sent so that each rank has its units and those that it mirrors.
+
+    ``mirrors``: by rank, the rank that mirrors it.
+    """
     transfers = []
     for rank, member in enumerate(members):
-        mirrored = mirrored_rank(rank, len(runs))
-        wanted = {*units_of(runs[rank], blocks)}
-        if mirrored is not None:
-            wanted |= {*units_of(runs[mirrored], blocks)}
-        for unit in sorted(wanted.difference(member.own, member.mirrored)):
+        wanted = set(units_of(runs[rank], blocks))
+        for other, mirror in enumerate(mirrors):
+            wanted |= set(units_of(runs[other], blocks)) if mirror == rank else set()
+        for unit in sorted(wanted.difference(member.own, member.others)):
             if holders.get(unit, rank) != rank:
                 transfers.append(Transfer(unit, holders[unit], rank))
     return transfers

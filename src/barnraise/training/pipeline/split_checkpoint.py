@@ -14,7 +14,7 @@ from barnraise.training.pipeline.trained_state import ParameterStates
 
 
 class SplitCheckpoint:
-    """State that is saved or was loaded. ``states``: by name. ``schedule``: learning rates and schedulers."""
+    """Trained state outside of a stage, by name. ``schedule``: learning rates and schedulers."""
 
     def __init__(self, adapter: AdapterDescription | None) -> None:
         self.states: ParameterStates = {}

@@ -13,17 +13,23 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, TypeVar
 
 import msgspec
 import torch
 from blake3 import blake3
-from torch import nn
 
-from barnraise.checkpoint.serialization import FlatState, flatten, shapes, tensor_bytes, unflatten
+from barnraise.checkpoint.serialization import tensor_bytes
 from barnraise.core.decoding import decode
-from barnraise.core.errors import CollectiveError, ProtocolError, RunError
-from barnraise.planning.plan.stage_placement import ModelParts, StageMachine, StagePlacement, place_stages
+from barnraise.core.errors import CollectiveError, RunError
+from barnraise.planning.plan.mirror_placement import MirrorMember, MirrorPlacement, place_mirrors
+from barnraise.planning.plan.stage_placement import (
+    StageMachine,
+    StagePlacement,
+    mirror_bytes,
+    place_stages,
+    stage_bytes,
+)
 from barnraise.training.data.loader import MicroBatchLoader
 from barnraise.training.device_placement import move_batch
 from barnraise.training.group.interface import GroupManager
@@ -33,23 +39,19 @@ from barnraise.training.pipeline.holdings import (
     StageVote,
     Transfer,
     decide_regroup,
-    mirrored_rank,
     plan_transfers,
     units_of,
 )
 from barnraise.training.pipeline.machine_memory import usable_memory, used_memory
-from barnraise.training.pipeline.outline import LossFunction, ModelOutline
+from barnraise.training.pipeline.members.member_stage import MemberStage, SplitTask
+from barnraise.training.pipeline.members.operation_turns import NextOperation, OperationKind, choose_turn
+from barnraise.training.pipeline.members.state_exchange import StateExchange
+from barnraise.training.pipeline.passes.schedule import MicroBatchWork, run_alone, run_stage
 from barnraise.training.pipeline.prediction.forecast import SplitForecast
-from barnraise.training.pipeline.schedule import MicroBatchWork, Order, run_alone, run_stage
 from barnraise.training.pipeline.split_checkpoint import SplitCheckpoint
 from barnraise.training.pipeline.stage import Stage
-from barnraise.training.pipeline.trained_state import (
-    OptimizerFactory,
-    ParameterStates,
-    SchedulerFactory,
-    TrainedState,
-)
 from barnraise.training.pipeline.weights import StageWeights
+from barnraise.training.record.split_record import PlannedStep, SplitRecord
 from barnraise.training.recovery.failures import exit_without_state, raise_if_permanent
 from barnraise.training.state.adapter import describe_adapter
 from barnraise.training.state.checkpoint_manager import CheckpointManager
@@ -62,20 +64,9 @@ _SHARE = 0.9  # of a machine's memory that is planned with
 
 _votes = msgspec.msgpack.Decoder(StageVote)
 _holdings = msgspec.msgpack.Decoder(MemberHoldings)
-_skeletons = msgspec.msgpack.Decoder(list[bytes])
+_operations = msgspec.msgpack.Decoder(NextOperation)
 
-
-class SplitTask(NamedTuple):
-    """Model to be trained, and how. ``weigh``: returns the weight of a micro-batch, such as its tokens."""
-
-    model: nn.Module
-    outline: ModelOutline
-    parts: ModelParts
-    loss: LossFunction
-    weigh: Callable[[Any], float]
-    make_optimizer: OptimizerFactory
-    make_scheduler: SchedulerFactory | None
-    order: Order = "1F1B"
+T = TypeVar("T")
 
 
 class SplitLoop:
@@ -89,28 +80,27 @@ class SplitLoop:
         data: MicroBatchLoader,
         device: torch.device,
         checkpoints: CheckpointManager,
+        record: SplitRecord,
     ) -> None:
         self.done, self.loss, self.factor = 0, 0.0, 1.0
         self.clip: float | None = None
-        self.on_commit: list[Callable[[], None]] = []
+        self.record = record
         self.runs: tuple[tuple[int, int], ...] = ()  # of blocks, by rank
-        self._manager, self._task, self._weights, self._data = manager, task, weights, data
+        self._manager, self._task, self._data = manager, task, data
         self._device, self._checkpoints = device, checkpoints
         self.adapter = describe_adapter(task.model)  # while the model has all its parts
-        self._saved = SplitCheckpoint(self.adapter)
-        self.forecast = SplitForecast(manager, task.parts, task.order)
+        self._kept = SplitCheckpoint(self.adapter)
+        self.forecast = SplitForecast(manager, task.parts, task.order, task.codec.size(task.outline.shape))
         self._count = len(task.outline.blocks)
-        self._trained = {
-            name: parameter for name, parameter in task.model.named_parameters() if parameter.requires_grad
-        }
-        forms = sorted((name, tuple(value.shape), str(value.dtype)) for name, value in self._trained.items())
-        self._model_hash = blake3(repr(forms).encode()).digest()
-        self._stage: Stage | None = None
-        self._own: TrainedState | None = None
-        self._mirror: TrainedState | None = None
-        self._own_run: tuple[int, int] | None = None
-        self._mirrored_run: tuple[int, int] | None = None
+        self._held = MemberStage(task, weights, self._kept)
+        self._exchange = StateExchange(self._held.names_of_unit, self._held.trained)
+        self._mirrors: tuple[int | None, ...] = ()  # by rank, the rank that mirrors it
+        trained = self._held.trained.items()
+        forms = sorted((name, tuple(value.shape), str(value.dtype)) for name, value in trained)
+        self._model_hash = blake3(repr((forms, task.order, task.codec)).encode()).digest()
         self._is_ready = False
+        self._is_new_group = True  # in which members may be at different places of the script
+        self._performed = 0  # operations since the newest step
         self._work: tuple[int, list[MicroBatchWork]] = (-1, [])
         self._shapes: dict[object, tuple[int, ...]] = {}
         self._memory_bytes = 0
@@ -129,24 +119,31 @@ class SplitLoop:
         return self.loss
 
     def _train_step(self) -> None:
-        stage, own = self._stage, self._own
+        self._take_turns("step")
+        stage = self._held.stage
         assert stage is not None
-        assert own is not None
-        own.clear_gradients()
-        work = self._load_work()
+        self._held.own.clear_gradients()
+        phases = self.record.phases
+        with phases.measure("data"):
+            work = self._load_work()
         stage.busy_s = 0.0
-        if self._manager.world == 1:
-            loss = run_alone(stage, work, self._seed)
-        else:
-            loss = run_stage(stage, work, self._task.outline.dtype, self._seed, self._task.order)
+        with self.record.passes(stage):
+            if self._manager.world == 1:
+                loss = run_alone(stage, work, self._seed)
+            else:
+                loss = run_stage(stage, work, self._task.codec, self._seed, self._task.order)
         self.forecast.note_step(stage.busy_s, len(work), (stage.first, stage.end))
-        self._exchange_gradients()
-        votes = self._vote(loss)
+        with phases.measure("communication"):
+            self._exchange_gradients()
+        with phases.measure("vote"):
+            votes = self._vote(loss)
         norm = math.sqrt(math.fsum(vote.squared_norm for vote in votes))
         factor = min(1.0, self.clip / (norm + 1e-6)) if self.clip is not None else 1.0
-        self._commit(math.fsum(vote.loss for vote in votes), factor)
+        self._commit(math.fsum(vote.loss for vote in votes), factor, votes)
         if votes[0].checkpoint_due:
-            self._save([rank for rank, vote in enumerate(votes) if vote.can_save])
+            self.record.before_checkpoint()
+            with phases.measure("checkpoint"):
+                self._save([rank for rank, vote in enumerate(votes) if vote.can_save])
         if max(vote.newest_generation for vote in votes) > self._manager.generation:
             self.join_next_group(None)
 
@@ -154,7 +151,7 @@ class SplitLoop:
         """Return the micro-batches of the current step, which every stage loads."""
         if self._work[0] == self.done:
             return self._work[1]
-        stage = self._stage
+        stage = self._held.stage
         assert stage is not None
         units = self._data.microbatches(self.done)
         inputs = [move_batch(batch, self._device) for batch in self._data.batches(self.done, units)]
@@ -186,33 +183,34 @@ class SplitLoop:
         self._data.seed_microbatch(self.done, unit, block + 2)
 
     def _exchange_gradients(self) -> None:
-        """Send the gradients of this stage to the next worker, and receive those that this one mirrors."""
-        manager, own, mirror = self._manager, self._own, self._mirror
-        if mirror is None or own is None:
-            return
-        group, world = manager.group, manager.world
-        received = torch.empty(mirror.gradient_bytes, dtype=torch.uint8)
+        """Send the gradients of this stage to its mirror, and receive those that this worker mirrors."""
+        group, own, mirrors = self._manager.group, self._held.own, self._held.mirrors
+        mirror = self._mirrors[self._manager.rank]
+        received = {
+            rank: torch.empty(state.gradient_bytes, dtype=torch.uint8) for rank, state in mirrors.items()
+        }
         works = []
-        if own.gradient_bytes:
-            works.append(group.send_async(own.pack_gradients(), (manager.rank + 1) % world))
-        if mirror.gradient_bytes:
-            works.append(group.receive_async(received, (manager.rank - 1) % world))
+        if mirror is not None and own.gradient_bytes:
+            works.append(group.send_async(own.pack_gradients(), mirror))
+        works += [group.receive_async(packed, rank) for rank, packed in received.items() if packed.numel()]
         for work in works:
             work.wait()
-        mirror.unpack_gradients(received)
+        for rank, packed in received.items():
+            mirrors[rank].unpack_gradients(packed)
 
     def _vote(self, loss: float) -> list[StageVote]:
-        own, manager = self._own, self._manager
-        assert own is not None
+        manager = self._manager
         fingerprint = _fingerprint(self._work[1])
         vote = StageVote(
             self.done,
             loss,
-            own.squared_norm(),
+            self._held.own.squared_norm(),
             manager.newest_generation(),
             fingerprint,
             self._checkpoints.is_due(),
             self._checkpoints.can_save and self._can_hold_all(),
+            self.record.speed(manager.rank, self._samples()),
+            self.record.logged(),
         )
         self._is_ready = True
         messages = manager.group.all_gather_bytes(msgspec.msgpack.encode(vote))
@@ -226,15 +224,76 @@ class SplitLoop:
             )
         return votes
 
-    def _commit(self, loss: float, factor: float) -> None:
+    def _samples(self) -> int:
+        """Return the samples of the current step."""
+        return sum(unit.size for unit in self._data.microbatches(self.done))
+
+    def _commit(self, loss: float, factor: float, votes: Sequence[StageVote] = ()) -> None:
         """Apply the step: from here on it counts."""
-        for state in (self._own, self._mirror):
-            if state is not None:
-                state.apply(factor)
+        self._held.apply(factor)
+        logged, speeds = [vote.logged for vote in votes], [vote.speed for vote in votes]
+        self.record.commit(self._samples(), loss, logged, speeds)
         self.done += 1
-        self.loss, self.factor, self._is_ready = loss, factor, False
-        for callback in self.on_commit:
-            callback()
+        self.loss, self.factor, self._is_ready, self._performed = loss, factor, False, 0
+        self.record.run_callbacks()
+
+    # operations between two steps
+
+    def gather_trained(self) -> dict[str, torch.Tensor]:
+        """Return the trained parameters of all stages. Every worker that runs the script calls it."""
+        return self._perform("save", self._gather_trained)
+
+    def gather(self, message: bytes) -> list[bytes]:
+        """Return the messages of all workers, by rank; empty of one that did not call it."""
+        return self._perform("gather", lambda: self._gather(message))
+
+    def _perform(self, kind: OperationKind, operation: Callable[[], T]) -> T:
+        """Perform an operation with all members, also if the group fails or a worker joins meanwhile."""
+        while True:
+            try:
+                self._take_turns(kind)
+                result = operation()
+                break
+            except CollectiveError as error:
+                raise_if_permanent(error)
+                self.join_next_group(error)
+        self._performed += 1
+        return result
+
+    def _take_turns(self, kind: OperationKind) -> None:
+        """Perform what others announce, until it is the turn of this worker's next operation."""
+        while self._is_new_group:
+            own = NextOperation(kind, self._performed)
+            messages = self._manager.group.all_gather_bytes(msgspec.msgpack.encode(own))
+            turn = choose_turn([decode(_operations, message, _UNREADABLE) for message in messages])
+            self._is_new_group = turn.kind != "step"
+            if self._manager.rank in turn.callers:
+                return
+            if turn.kind == "save":
+                self._gather_trained()
+            else:
+                self._gather(b"")
+
+    def _gather_trained(self) -> dict[str, torch.Tensor]:
+        held = self._held
+        values = {name: parameter.detach().cpu() for name, parameter in held.own.parameters.items()}
+        result = self._exchange.gather_values(
+            self._manager.group, values, [held.names_of_run(run) for run in self.runs]
+        )
+        self._wait_for_all()
+        return result
+
+    def _gather(self, message: bytes) -> list[bytes]:
+        result = self._manager.group.all_gather_bytes(message)
+        self._wait_for_all()
+        return list(result)
+
+    def _wait_for_all(self) -> None:
+        """Wait until all members have received what this one has, so that it may leave."""
+        try:
+            self._manager.group.all_gather_bytes(b"")
+        except CollectiveError as error:  # a member that has everything may have ended already
+            log.info("the group failed after an operation: %s", error.message)
 
     # groups
 
@@ -263,7 +322,7 @@ class SplitLoop:
         decision = decide_regroup(members, units)
         if not decision.holders and not manager.is_first_start:
             exit_without_state(finished=manager.finished)
-        lost = [unit for unit in decision.lost if self._names_of_unit(unit)]
+        lost = [unit for unit in decision.lost if self._held.names_of_unit(unit)]
         if lost and decision.holders:
             log.error("%d parts of the model were on machines that were lost together", len(lost))
             exit_without_state(finished=False)
@@ -271,6 +330,8 @@ class SplitLoop:
         if is_behind and decision.apply_factor is not None:
             self._commit(decision.loss, decision.apply_factor)
         self._is_ready = False
+        if any(member.is_fresh for member in members) and not members[manager.rank].is_fresh:
+            self.record.hand_over()
         if not decision.holders:
             decision = self._restore(decision)
         try:
@@ -294,7 +355,7 @@ class SplitLoop:
 
     def _can_hold_all(self) -> bool:
         """Tell whether this worker has memory for the trained state of all stages."""
-        trained = sum(value.numel() * value.element_size() for value in self._trained.values())
+        trained = sum(value.numel() * value.element_size() for value in self._held.trained.values())
         return 4 * trained <= self._memory_bytes // 4
 
     def _save(self, savers: Sequence[int]) -> None:
@@ -307,17 +368,23 @@ class SplitLoop:
             if rank != saver
             for unit in units_of(run, self._count)
         ]
-        received, schedule = self._transfer(transfers, 0)
+        held = self._held.export()
+        received, schedule = self._exchange.run(
+            manager.group, transfers, held, self._held.export_schedule(), range(manager.world)
+        )
+        saved = SplitCheckpoint(self.adapter)
         if manager.rank in holders:
-            self._saved.states, self._saved.schedule = {**self._export_all(), **received}, schedule
-        self._checkpoints.save(manager, savers, self._saved, self.done)
-        self._saved.clear()
+            saved.states, saved.schedule = {**held, **received}, schedule
+        self._checkpoints.save(manager, savers, saved, self.done)
 
     def _restore(self, decision: RegroupDecision) -> RegroupDecision:
         """Load the newest checkpoint on one worker, which then holds all units; or start new."""
-        rank, done = self._checkpoints.restore(self._manager, self._saved)
+        rank, done = self._checkpoints.restore(self._manager, self._kept)
         if not done:
             return decision
+        if rank == self._manager.rank:
+            self.done = done
+        self.record.state_origin = "checkpoint"
         return decision._replace(done=done, holders=dict.fromkeys(range(self._count + 2), rank))
 
     def exchange_reports(self) -> list[MemberHoldings]:
@@ -330,8 +397,8 @@ class SplitLoop:
         self._memory_bytes = self._memory()
         own = MemberHoldings(
             self.done,
-            units_of(self._own_run, self._count) if self._own_run is not None else (),
-            units_of(self._mirrored_run, self._count) if self._mirrored_run is not None else (),
+            self._held.own_units,
+            self._held.other_units,
             self._is_ready,
             self.factor,
             self.loss,
@@ -347,7 +414,7 @@ class SplitLoop:
         memory, machines = usable_memory(self._device), self._manager.machines()
         if self._device.type == "cpu":
             memory //= machines.count(machines[self._manager.rank])
-        if self._stage is None:
+        if self._held.stage is None:
             self._base_bytes = used_memory(self._device)
         # Computing takes more for a moment, such as a copy of a weight in another layout.
         return max(1, int(_SHARE * memory) - self._base_bytes)
@@ -366,128 +433,51 @@ class SplitLoop:
                 log.warning(line)
         return placement
 
+    def _place_mirrors(
+        self, members: Sequence[MemberHoldings], runs: Sequence[tuple[int, int]]
+    ) -> MirrorPlacement:
+        manager, parts, machines = self._manager, self._task.parts, self._manager.machines()
+        batches = len(self._data.microbatches(0))
+        mirrored = []
+        for rank, (member, run) in enumerate(zip(members, runs, strict=True)):
+            needed = stage_bytes(parts, *run, stages=len(runs), place=rank, batches=batches)
+            trained = mirror_bytes(parts, *run)
+            free = member.memory_bytes - (needed - trained) if member.memory_bytes else None
+            mirrored.append(MirrorMember(manager.name_of(rank), machines[rank], trained, free))
+        placement = place_mirrors(mirrored)
+        if manager.rank == 0:
+            for line in placement.why:
+                log.warning(line)
+        return placement
+
     def _adopt(
         self, members: Sequence[MemberHoldings], decision: RegroupDecision, placement: StagePlacement
     ) -> None:
-        """Take the stage and the mirror that the placement gives to this worker."""
-        manager, runs = self._manager, placement.runs
-        transfers = plan_transfers(members, runs, decision.holders, self._count)
-        source = min(decision.holders.values(), default=0)
-        received, schedule = self._transfer(transfers, source)
-        states = {**self._export_all(), **self._saved.states, **received}
-        self._saved.clear()
-        self._build(runs, manager.rank)
+        """Take the stage and the mirrors that the placement gives to this worker."""
+        manager, runs, held = self._manager, placement.runs, self._held
+        mirrors = self._place_mirrors(members, runs)
+        transfers = plan_transfers(members, runs, mirrors.mirrors, decision.holders, self._count)
+        states, schedule = held.export(), held.export_schedule()
+        received, schedule = self._exchange.run(
+            manager.group, transfers, states, schedule, set(decision.holders.values())
+        )
+        states |= received
+        self.record.count_moved(received)
         if decision.holders:
-            for state in (self._own, self._mirror):
-                if state is not None:
-                    state.load({name: states[name] for name in state.parameters})
-                    state.load_schedule(schedule)
-        self.done, self.loss, self.runs = decision.done, decision.loss, runs
+            self._kept.states, self._kept.schedule = states, schedule
+        held.build(runs[manager.rank], {other: runs[other] for other in mirrors.mirrored_by(manager.rank)})
+        if decision.holders:
+            held.load(states, schedule)
+        self.done, self.loss, self.runs, self._mirrors = decision.done, decision.loss, runs, mirrors.mirrors
+        names = [manager.name_of(rank) for rank in range(manager.world)] if manager.rank == 0 else []
+        plan = self.forecast.plan
+        why = (*placement.why, *mirrors.why, *([plan.step.sentence] if plan is not None else []))
+        self.record.place(self.done, runs, names, why, plan.planned if plan is not None else PlannedStep())
         if decision.apply_factor is not None:
             self.factor = decision.apply_factor
-
-    def _build(self, runs: Sequence[tuple[int, int]], rank: int) -> None:
-        """Load the weights of this worker's stage, and make its optimizer and its mirror."""
-        task, outline = self._task, self._task.outline
-        if self._stage is not None:
-            self._stage.undo()
-        first, end = self._own_run = runs[rank]
-        names = outline.names(first, end)
-        self._weights.drop_all_but(names)
-        self._weights.load(names)
-        self._stage = Stage(task.model, outline, first, end, task.loss)
-        parameters = dict(task.model.named_parameters())
-        own = {name: parameters[name] for name in names if name in self._trained}
-        self._own = TrainedState(own, task.make_optimizer, task.make_scheduler)
-        mirrored = mirrored_rank(rank, len(runs))
-        self._mirror, self._mirrored_run = None, None
-        if mirrored is not None:
-            self._mirrored_run = runs[mirrored]
-            copies = self._weights.copies(outline.names(*runs[mirrored]) & self._trained.keys())
-            self._mirror = TrainedState(copies, task.make_optimizer, task.make_scheduler)
-
-    def _names_of_unit(self, unit: int) -> list[str]:
-        outline = self._task.outline
-        parts = (outline.before, *outline.blocks, outline.after)
-        return sorted(parts[unit] & self._trained.keys())
-
-    def _export_all(self) -> ParameterStates:
-        states: ParameterStates = {}
-        for state in (self._mirror, self._own):
-            if state is not None and state.parameters:
-                states |= state.export(list(state.parameters))
-        return states
-
-    def _transfer(self, transfers: Sequence[Transfer], source: int) -> tuple[ParameterStates, dict[str, Any]]:
-        """Send and receive trained state. Return it by name, and the schedule of the rank ``source``."""
-        manager = self._manager
-        held = {**self._export_all(), **self._saved.states}
-        schedule = self._saved.schedule
-        for state in (self._own, self._mirror):
-            if state is not None:
-                schedule = schedule or state.export_schedule()
-        outgoing = [
-            (each, flatten({name: held[name] for name in self._names_of_unit(each.unit)}))
-            for each in transfers
-            if each.sender == manager.rank
-        ]
-        own = [flatten(schedule).skeleton, *(parts.skeleton for _, parts in outgoing)]
-        messages = manager.group.all_gather_bytes(msgspec.msgpack.encode(own))
-        skeletons = [decode(_skeletons, message, _UNREADABLE) for message in messages]
-        works, arriving = [], []
-        for each, parts in outgoing:
-            works += [manager.group.send_async(value.contiguous(), each.receiver) for value in parts.tensors]
-        for rank in range(manager.world):
-            sent = [each for each in transfers if each.sender == rank]
-            if len(sent) != len(skeletons[rank]) - 1:
-                raise ProtocolError("a worker sends other parts of the model than those that were asked for")
-            for each, skeleton in zip(sent, skeletons[rank][1:], strict=True):
-                if each.receiver != manager.rank:
-                    continue
-                tensors = self._buffers(each.unit, skeleton)
-                works += [manager.group.receive_async(tensor, rank) for tensor in tensors]
-                arriving.append(FlatState(skeleton, tensors))
-        for work in works:
-            work.wait()
-        received: ParameterStates = {}
-        for parts in arriving:
-            received |= unflatten(parts.skeleton, parts.tensors)
-        return received, unflatten(skeletons[source][0], [])
-
-    def _buffers(self, unit: int, skeleton: bytes) -> list[torch.Tensor]:
-        """Return memory for a unit that another worker sends. Raise ProtocolError if it is too large."""
-        forms = shapes(skeleton)
-        size = sum(math.prod(shape) * dtype.itemsize for dtype, shape in forms)
-        own = sum(self._trained[name].numel() for name in self._names_of_unit(unit))
-        if size > 8 * 8 * own + (1 << 20):  # no optimizer keeps more than seven values of eight bytes
-            raise ProtocolError("another worker sends more trained state than the model has")
-        return [torch.empty(shape, dtype=dtype) for dtype, shape in forms]
-
-    def gather_trained(self) -> dict[str, torch.Tensor]:
-        """Return the trained parameters of all stages, on every worker."""
-        own = self._own
-        assert own is not None
-        values = {name: parameter.detach().cpu() for name, parameter in own.parameters.items()}
-        manager, everything = self._manager, dict(values)
-        if manager.world == 1:
-            return everything
-        works = []
-        for rank, run in enumerate(self.runs):
-            names = sorted(self._task.outline.names(*run) & self._trained.keys())
-            for name in names:
-                if rank == manager.rank:
-                    works += [
-                        manager.group.send_async(values[name].contiguous(), to)
-                        for to in range(manager.world)
-                        if to != rank
-                    ]
-                else:
-                    like = self._trained[name]
-                    everything[name] = torch.empty(like.shape, dtype=like.dtype)
-                    works.append(manager.group.receive_async(everything[name], rank))
-        for work in works:
-            work.wait()
-        return everything
+        self._manager.group.all_gather_bytes(b"")  # all have their state
+        self._kept.clear()
+        self._is_new_group = True
 
 
 def _fingerprint(work: Sequence[MicroBatchWork]) -> bytes:

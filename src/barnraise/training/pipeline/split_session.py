@@ -16,7 +16,8 @@ from barnraise.training.group.interface import GroupManager
 from barnraise.training.metrics import MetricsLog
 from barnraise.training.pipeline.empty_weights import empty_weights
 from barnraise.training.pipeline.outline import LossFunction
-from barnraise.training.pipeline.schedule import Order
+from barnraise.training.pipeline.passes.activations import Activations
+from barnraise.training.pipeline.passes.order import Order
 from barnraise.training.pipeline.split_training import SplitOptions, SplitTraining
 from barnraise.training.pipeline.trained_state import OptimizerFactory, SchedulerFactory
 from barnraise.training.state.checkpoint_manager import CheckpointManager
@@ -58,10 +59,10 @@ class SplitSession:
         """Return the steps of all epochs; None if they are not known."""
         raise NotImplementedError
 
-    def _refuse_if_split(self, what: str) -> None:
+    def _refuse_if_split(self, what: str, hint: str = "Leave the call out.") -> None:
         """Raise RunError in a session that has split a model."""
         if self._split is not None:
-            raise RunError(f"{what} does not work with a split model yet", hint="Leave the call out.")
+            raise RunError(f"{what} does not work with a split model", hint=hint)
 
     @property
     def _may_split(self) -> bool:
@@ -84,6 +85,7 @@ class SplitSession:
         loss: LossFunction | None = None,
         weight: Callable[[Any], float] | None = None,
         order: Order = "1F1B",
+        activations: Activations = "exact",
     ) -> tuple[SplitTraining, SplitTraining]:
         """Return a model that all machines hold together, each a run of its blocks, and its batches.
 
@@ -91,7 +93,7 @@ class SplitSession:
         folder of the model's safetensors files; None: the model starts with new weights. ``blocks``: the name
         of the list of blocks. ``loss``: computes the loss of a micro-batch; the default is
         ``model(**inputs).loss``. ``weight``: of a micro-batch in the loss of the batch; the default is its
-        tokens.
+        tokens. ``activations``: the form in which they and their gradients travel.
         """
         if not self._may_split or self._split is not None:
             raise RunError(
@@ -99,7 +101,7 @@ class SplitSession:
                 hint="Call it alone, and once.",
             )
         path = Path(weights) if weights is not None else None
-        options = SplitOptions(optimizer, path, scheduler, blocks, loss, weight, order)
+        options = SplitOptions(optimizer, path, scheduler, blocks, loss, weight, order, activations)
         self._split = SplitTraining(
             model,
             loader,

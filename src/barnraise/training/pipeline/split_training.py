@@ -14,7 +14,8 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from barnraise.checkpoint.adapter_files import write_adapter
 from barnraise.checkpoint.files import write_model
-from barnraise.core.errors import CollectiveError, RunError
+from barnraise.checkpoint.serialization import decode_tensor, encode_tensor
+from barnraise.core.errors import RunError
 from barnraise.planning.plan.stage_placement import ModelParts, PartSize
 from barnraise.runs.sharding import MicroBatch
 from barnraise.training.autotune.profiler import is_dry_run
@@ -24,17 +25,19 @@ from barnraise.training.group.agent_client import WorkerId
 from barnraise.training.group.interface import GroupManager
 from barnraise.training.metrics import MetricsLog
 from barnraise.training.pipeline.machine_memory import usable_memory, used_memory
+from barnraise.training.pipeline.members.member_stage import SplitTask
 from barnraise.training.pipeline.outline import LossFunction, ModelOutline, find_blocks, trace_outline
+from barnraise.training.pipeline.passes.activations import ACTIVATIONS, ActivationCodec, Activations
+from barnraise.training.pipeline.passes.order import ORDERS, Order
 from barnraise.training.pipeline.prediction.block_probe import ProbedModel
 from barnraise.training.pipeline.prediction.dry_run import end_dry_run
-from barnraise.training.pipeline.prediction.forecast import SplitPlan
-from barnraise.training.pipeline.schedule import Order
-from barnraise.training.pipeline.split_loop import SplitLoop, SplitTask
+from barnraise.training.pipeline.split_loop import SplitLoop
 from barnraise.training.pipeline.trained_state import OptimizerFactory, SchedulerFactory
 from barnraise.training.pipeline.weights import StageWeights, WeightFiles
 from barnraise.training.progress_report import ProgressReporter, TrainingStatus
-from barnraise.training.record.entry_writer import EntryWriter
+from barnraise.training.record.recorder import RunRecorder
 from barnraise.training.record.sinks import open_sink
+from barnraise.training.record.split_record import SplitRecord
 from barnraise.training.recovery.failure_notice import install_failure_notice
 from barnraise.training.state.adapter import is_adapter_folder
 from barnraise.training.state.checkpoint_manager import CheckpointManager
@@ -50,6 +53,17 @@ class SplitOptions(NamedTuple):
     loss: LossFunction | None
     weight: Callable[[Any], float] | None
     order: Order
+    activations: Activations
+
+    def check(self) -> None:
+        """Raise RunError if an option has a value that does not exist."""
+        for name, value, known in (
+            ("order", self.order, ORDERS),
+            ("activations", self.activations, ACTIVATIONS),
+        ):
+            if value not in known:
+                words = ", ".join(map(repr, known))
+                raise RunError(f"run.split knows no {name}={value!r}", hint=f"Take one of {words}.")
 
 
 class SplitBatch(NamedTuple):
@@ -74,6 +88,7 @@ class SplitTraining:
         device: torch.device,
         checkpoints: CheckpointManager,
     ) -> None:
+        options.check()
         if isinstance(loader.dataset, IterableDataset):
             raise RunError("a split model does not train on a stream", hint="Use a map-style dataset.")
         self.model, self._manager, self._metrics = model, manager, metrics
@@ -105,8 +120,11 @@ class SplitTraining:
             options.optimizer,
             options.scheduler,
             options.order,
+            ActivationCodec(outline.dtype, options.activations),
         )
-        self.loop = SplitLoop(manager, task, weights, self.data, device, checkpoints)
+        self._checkpoints = checkpoints
+        record = SplitRecord(metrics)
+        self.loop = SplitLoop(manager, task, weights, self.data, device, checkpoints, record)
         self._probed: ProbedModel | None = ProbedModel(
             model, outline, weights, loss, move_batch(sample, device)
         )
@@ -115,13 +133,19 @@ class SplitTraining:
     def start(self, session: TrainingStatus) -> None:
         """Join the group, and report the progress from now on."""
         worker = WorkerId.from_environment()
+        record = self.loop.record
+        record.on_commit.append(self._manager.report_trained)
         if worker is not None:
             install_failure_notice(worker)
-            self.loop.on_commit.append(ProgressReporter(worker, session, self.data.batch))
-            self._record_plans(worker)
+            record.on_commit.append(ProgressReporter(worker, session, self.data.batch))
+        self.recorder = recorder = RunRecorder(
+            lambda: open_sink(worker), self._manager, record, self._metrics, record, self.data.batch
+        )
+        recorder.total_steps = lambda: session.total_steps
+        recorder.attach(self._checkpoints)
+        record.on_placement.append(recorder.note_placement)
         if worker is not None or is_dry_run():
             self._measure()  # while the others of the group still train
-        self.loop.on_commit.append(self._manager.report_trained)
         atexit.register(self._manager.close)
         self._manager.wait_for_admission()
         if is_dry_run():
@@ -135,17 +159,6 @@ class SplitTraining:
             free = usable_memory(self._device) - used_memory(self._device)
             self.loop.forecast.probe(probed, free // 2, self._device)
 
-    def _record_plans(self, worker: WorkerId) -> None:
-        """Write the predictions of the main worker into the record of the run."""
-        writer = EntryWriter(lambda: open_sink(worker))
-
-        def note(plan: SplitPlan) -> None:
-            if not writer.has_started:
-                writer.start(writer.close)
-            writer.put(plan.entry())
-
-        self.loop.forecast.on_plan = note
-
     @property
     def epoch(self) -> int:
         """Return the epoch of the next step."""
@@ -153,11 +166,7 @@ class SplitTraining:
 
     def train_step(self, batch: SplitBatch) -> float:
         """Train on a batch, on all machines together. Return its loss, which is the same on each."""
-        loss = self.loop.reach(batch.target)
-        done = self.loop.done
-        self._metrics.update([self._metrics.of_step(done - 2)], done)
-        self._metrics.start_microbatch(done - 1, 1.0)
-        return loss
+        return self.loop.reach(batch.target)
 
     def __len__(self) -> int:
         """Return the steps of an epoch."""
@@ -174,13 +183,8 @@ class SplitTraining:
                 )
 
     def save(self, path: Path, *, writes: bool) -> None:
-        """Write what is trained, on the workers that write files. All workers call it together."""
-        while True:
-            try:
-                tensors = self.loop.gather_trained()
-                break
-            except CollectiveError as error:
-                self.loop.join_next_group(error)
+        """Write what is trained, on the workers that write files. All workers call it."""
+        tensors = self.loop.gather_trained()
         if not writes:
             return
         info = {"steps": str(self.loop.done)}
@@ -188,6 +192,11 @@ class SplitTraining:
             self._write_adapter(path, tensors, info)
         else:
             write_model(tensors, path, info)
+
+    def gather(self, value: torch.Tensor) -> torch.Tensor:
+        """Return the tensors of all workers that call it, concatenated."""
+        own = encode_tensor(value if value.dim() else value.reshape(1))
+        return torch.cat([decode_tensor(data) for data in self.loop.gather(own) if data])
 
     def _write_adapter(self, folder: Path, tensors: Mapping[str, torch.Tensor], info: dict[str, str]) -> None:
         description = self.loop.adapter

@@ -33,6 +33,7 @@ class Stage:
     ) -> None:
         self.first, self.end = first, end
         self.busy_s = 0.0  # of forward and backward passes, without waiting for others
+        self.sent_bytes = 0  # of activations and their gradients, to other machines
         self.seed: SeedFunction = lambda block: None
         self._model, self._outline, self._loss = model, outline, loss
         self._received: torch.Tensor | None = None

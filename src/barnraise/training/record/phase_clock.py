@@ -9,7 +9,7 @@ from typing import Literal
 
 from barnraise.history.entries import PHASES
 
-Phase = Literal["data", "compute", "communication", "vote", "checkpoint"]
+Phase = Literal["data", "compute", "communication", "vote", "checkpoint", "activations"]
 
 
 class PhaseClock:
@@ -39,7 +39,7 @@ class PhaseClock:
         return self._sums.get(phase, 0.0)
 
     def take(self, total_s: float) -> tuple[float, ...]:
-        """Return the seconds of each of PHASES, and start again; the rest of the total is the last one."""
+        """Return the seconds of each of PHASES, and start again; the rest of the total is "other"."""
         sums, self._sums = self._sums, {}
-        phases = [sums.get(phase, 0.0) for phase in PHASES[:-1]]
-        return (*phases, max(0.0, total_s - sum(phases)))
+        sums["other"] = max(0.0, total_s - sum(sums.values()))
+        return tuple(sums.get(phase, 0.0) for phase in PHASES)

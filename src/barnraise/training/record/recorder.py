@@ -12,6 +12,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 from barnraise.agent_client.queue.requests import METRIC_VARIABLE
 from barnraise.core.sanitize import printable
@@ -29,13 +30,13 @@ from barnraise.training.autotune.tuner import SyncChoice
 from barnraise.training.group.interface import GroupManager
 from barnraise.training.metrics import Logged, MetricsLog
 from barnraise.training.record.entry_writer import EntryWriter, Item, node_of
+from barnraise.training.record.phase_clock import PhaseClock
 from barnraise.training.record.share_counter import ShareCounter
 from barnraise.training.record.sinks import RecordSink
+from barnraise.training.record.split_record import PlacementNote
 from barnraise.training.record.step_counters import StepCounters
 from barnraise.training.record.step_trace import TracedStep, open_trace
 from barnraise.training.state.checkpoint_manager import CheckpointManager
-from barnraise.training.steps.commit import StepCommitter
-from barnraise.training.steps.throughput import Throughput
 
 _SAMPLE_S = 15.0
 _HELD_S = 10.0  # longer than the first worker keeps rows in its queue
@@ -43,6 +44,44 @@ _MOST_HELD = 10_000
 _MAX_NAME = 64
 _MAX_WORD = 200
 _MAX_SENTENCE = 4000
+
+
+class RecordedSteps(Protocol):
+    """The commits of a worker, as the recorder reads them: those of `StepCommitter`, or of a split model."""
+
+    on_commit: list[Callable[[], None]]
+    on_checkpoint: list[Callable[[], None]]
+    on_handover: list[Callable[[], None]]
+
+    @property
+    def done(self) -> int: ...
+
+    @property
+    def commit_range(self) -> tuple[int, int] | None: ...
+
+    @property
+    def committed_samples(self) -> int: ...
+
+    @property
+    def computed_samples(self) -> int: ...
+
+    @property
+    def state_origin(self) -> StateOrigin: ...
+
+
+class RecordedWork(Protocol):
+    """Speeds, phases and shares of the computation, as the recorder reads them."""
+
+    @property
+    def speeds(self) -> Sequence[float]:
+        """Return the samples per second of each rank."""
+
+    @property
+    def assigned(self) -> Sequence[int]:
+        """Return the parts of the newest step by rank: micro-batches, or blocks of a split model."""
+
+    @property
+    def phases(self) -> PhaseClock: ...
 
 
 class RunRecorder:
@@ -56,14 +95,14 @@ class RunRecorder:
         self,
         make_sink: Callable[[], RecordSink | None],
         manager: GroupManager,
-        steps: StepCommitter,
+        steps: RecordedSteps,
         metrics: MetricsLog,
-        throughput: Throughput,
+        work: RecordedWork,
         batch: int,
     ) -> None:
         self.total_steps: Callable[[], int | None] = lambda: None
         self._manager, self._steps = manager, steps
-        self._metrics, self._throughput, self._batch = metrics, throughput, batch
+        self._metrics, self._work, self._batch = metrics, work, batch
         self._writer = EntryWriter(make_sink)
         self._last_commit = time.perf_counter()
         self._counters = StepCounters()
@@ -90,7 +129,7 @@ class RunRecorder:
             self._writer.start(self.close)
         first, end = steps.commit_range or (0, 0)
         seconds, self._last_commit = now - self._last_commit, now
-        phases = self._throughput.phases.take(seconds)
+        phases = self._work.phases.take(seconds)
         self._count(end - first, seconds, phases)
         if self._trace is not None:
             samples = steps.computed_samples
@@ -115,7 +154,7 @@ class RunRecorder:
         if row.stride > 0:
             self._queue_row(row, is_writer)
         machines = manager.machines()
-        self._share.add(machines, machines[manager.rank], self._throughput.assigned)
+        self._share.add(machines, machines[manager.rank], self._work.assigned)
         if row.stride > 0 and int(at / _SAMPLE_S) != self._sample_slot:
             self._sample_slot, share = int(at / _SAMPLE_S), self._share.take()
             if is_writer:
@@ -144,6 +183,12 @@ class RunRecorder:
                 tuple((node_of(nodes[part.name]), part.samples) for part in plan.parts),
             )
         )
+
+    def note_placement(self, note: PlacementNote) -> None:
+        """Queue the placement of a split model that rank 0 has chosen."""
+        words = printable(note.title)[:_MAX_WORD], printable(note.blocks)[:_MAX_WORD]
+        why = printable(note.why)[:_MAX_SENTENCE]
+        self._writer.put(PlanAdopted(time.time(), self._steps.done, *words, why, *note.step))
 
     def close(self) -> None:
         """Write the rest, with this worker's values of the last step, when the script ends."""
@@ -226,7 +271,7 @@ class RunRecorder:
             self._written_total = total
             metric = os.environ.get(METRIC_VARIABLE, "")[:_MAX_NAME]
             self._writer.put(TrainingGoal(at, total, self._batch, metric=metric))
-        speeds, machines = self._throughput.speeds, self._manager.machines()
+        speeds, machines = self._work.speeds, self._manager.machines()
         node = self._writer.node
         if node is None:
             return

@@ -134,7 +134,7 @@ class StepTrace:
             start_time=start,
         )
         at, within = start, trace.set_span_in_context(own, Context())
-        for phase, seconds in zip(PHASES, step.phases_s, strict=True):
+        for phase, seconds in zip(PHASES, step.phases_s, strict=False):
             until = min(end, at + int(seconds * _NS))
             if until > at:
                 self._tracer.start_span(phase, context=within, start_time=at).end(until)

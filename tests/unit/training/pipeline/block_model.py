@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -78,10 +79,18 @@ def loader(batch: int = 8) -> DataLoader[Any]:
     return DataLoader(Sentences(), batch_size=batch, shuffle=True, collate_fn=collate)
 
 
-def write_base(folder: Path) -> BlockModel:
+def train_only(model: BlockModel, blocks: Sequence[int]) -> BlockModel:
+    """Freeze all blocks but these."""
+    for number, block in enumerate(model.layers):
+        if number not in blocks:
+            block.requires_grad_(False)
+    return model
+
+
+def write_base(folder: Path, trained: Sequence[int] = range(BLOCKS)) -> BlockModel:
     """Write the frozen weights in two files, and return the whole model."""
     torch.manual_seed(5)
-    model = BlockModel()
+    model = train_only(BlockModel(), trained)
     frozen = {name: value.detach() for name, value in model.named_parameters() if not value.requires_grad}
     names = sorted(frozen)
     folder.mkdir(parents=True)

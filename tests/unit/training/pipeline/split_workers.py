@@ -12,18 +12,22 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from barnraise.training.pipeline import split_loop
+from barnraise.core import metrics
+from barnraise.history.entries import Entry
+from barnraise.history.log_format import encode_frames
+from barnraise.training.pipeline import split_loop, split_training
 from barnraise.training.session import Session
 from barnraise.training.state.checkpoint_manager import CheckpointManager
 from tests.unit.forked import fork_all
 from tests.unit.training.mapping.map_workers import FileGroupManager
-from tests.unit.training.pipeline.block_model import BlockModel, loader, write_base
+from tests.unit.training.pipeline.block_model import BLOCKS, BlockModel, loader, train_only, write_base
 
 DIES_AT, WAITS_AT = 2, 4  # steps that c has trained, and those before which d is here
 GROUPS = {"two": ["ab"], "three": ["abc"], "kill": ["abc", "ab", "abd"], "first": ["cab", "ab"]}
@@ -32,14 +36,19 @@ MEMORY = 10556  # of a machine: enough for a third of the model, and not for a h
 
 
 def train(
-    run: Session, folder: Path, results: Path | None = None, wait_for: Path | None = None
+    run: Session,
+    folder: Path,
+    results: Path | None = None,
+    wait_for: Path | None = None,
+    trained: Sequence[int] = range(BLOCKS),
+    after_step: Callable[[], None] = lambda: None,
 ) -> list[float]:
     """Train the model of a folder for two epochs, and return the losses.
 
-    ``wait_for``: a file that must exist before the last step.
+    ``wait_for``: a file that must exist before the last step. ``trained``: the blocks that are not frozen.
     """
     with run.empty():
-        model = BlockModel()
+        model = train_only(BlockModel(), trained)
     run.clip_grad_norm(0.4)
     split, batches = run.split(
         model,
@@ -56,6 +65,7 @@ def train(
             loss = split.train_step(batch)
             run.log(loss=loss)
             losses.append(loss)
+            after_step()
     if results is not None:
         run.save(results)
     return losses
@@ -75,7 +85,21 @@ def kill_in_step(run: Session, room: Path) -> None:
 
             torch.nn.Module.__call__ = call  # type: ignore[method-assign]
 
-    run._split.loop.on_commit.append(lambda: watch(run))  # type: ignore[union-attr]
+    run._split.loop.record.on_commit.append(lambda: watch(run))  # type: ignore[union-attr]
+
+
+class FrameSink:
+    """Sink of a worker's record: frames in a file of its machine."""
+
+    def __init__(self, room: Path, machine: str) -> None:
+        self.node, self._path = machine.encode(), room / f"{machine}.log"
+
+    def write(self, entries: Sequence[Entry]) -> None:
+        with open(self._path, "ab") as file:
+            file.write(encode_frames(entries))
+
+    def close(self) -> None:
+        return
 
 
 class DyingSession(Session):
@@ -102,8 +126,13 @@ def member(machine: str, room: Path, act: str) -> None:
     )
     if isinstance(run, DyingSession):
         run.room = room
+    split_training.open_sink = lambda worker: FrameSink(room, machine)
     wait_for = room / "d" if act == "kill" else None
     losses = train(run, room / "base", room / f"{machine}.safetensors", wait_for)
+    assert run._split is not None
+    run._split.recorder.close()
+    values = {sample.name: sample.value for sample in metrics.registry.samples()}
+    (room / f"metrics-{machine}").write_text(json.dumps(values))
     manager.group.close()
     (room / f"{machine}.json").write_text(json.dumps([losses, run.world, run.done]))
 

@@ -10,7 +10,6 @@ from barnraise.core.errors import ProtocolError
 from barnraise.training.pipeline.holdings import (
     MemberHoldings,
     decide_regroup,
-    mirrored_rank,
     plan_transfers,
     units_of,
 )
@@ -19,8 +18,10 @@ BLOCKS = 4
 UNITS = BLOCKS + 2
 
 
-def member(run: tuple[int, int], mirrored: tuple[int, int], done: int = 7, **more: Any) -> MemberHoldings:
-    return MemberHoldings(done, units_of(run, BLOCKS), units_of(mirrored, BLOCKS), **more)
+def member(
+    run: tuple[int, int], mirrored: tuple[int, int] | tuple[()], done: int = 7, **more: Any
+) -> MemberHoldings:
+    return MemberHoldings(done, units_of(run, BLOCKS), units_of(mirrored, BLOCKS) if mirrored else (), **more)
 
 
 # Stages of blocks 0-1, 2 and 3 on three machines; each mirrors the one before it.
@@ -72,13 +73,15 @@ def test_contradictions_are_protocol_errors() -> None:
 def test_fresh_members_start_at_step_0() -> None:
     decision = decide_regroup([MemberHoldings(), MemberHoldings()], UNITS)
     assert (decision.done, decision.holders, decision.lost) == (0, {}, ())
+    begun = decide_regroup([member((0, 2), (), 0), MemberHoldings()], UNITS)
+    assert (begun.done, begun.holders, begun.lost) == (0, {}, ()), "the first state comes from the seed"
 
 
 def test_only_what_is_not_here_is_sent() -> None:
     left = [THREE[0], THREE[2]]
     decision = decide_regroup(left, UNITS)
     runs = [(0, 2), (2, 4)]
-    transfers = plan_transfers(left, runs, decision.holders, BLOCKS)
+    transfers = plan_transfers(left, runs, [1, 0], decision.holders, BLOCKS)
     # The first needs block 2 as a mirror; the second has it as a mirror, and needs blocks 0 and 1.
     assert transfers == [(3, 1, 0), (0, 0, 1), (1, 0, 1), (2, 0, 1)]
 
@@ -86,11 +89,14 @@ def test_only_what_is_not_here_is_sent() -> None:
 def test_joining_member_gets_its_stage_and_its_mirror() -> None:
     members = [member((0, 4), (0, 4)), MemberHoldings()]
     decision = decide_regroup(members, UNITS)
-    transfers = plan_transfers(members, [(0, 2), (2, 4)], decision.holders, BLOCKS)
+    transfers = plan_transfers(members, [(0, 2), (2, 4)], [1, 0], decision.holders, BLOCKS)
     assert {each.unit for each in transfers if each.receiver == 1} == set(range(UNITS))
     assert all(each.sender == 0 for each in transfers)
 
 
-def test_mirrors_form_a_ring() -> None:
-    assert [mirrored_rank(rank, 3) for rank in range(3)] == [2, 0, 1]
-    assert mirrored_rank(0, 1) is None
+def test_member_gets_all_that_it_mirrors_and_no_more() -> None:
+    members = [member((0, 4), ()), MemberHoldings(), MemberHoldings()]
+    holders = decide_regroup(members, UNITS).holders
+    transfers = plan_transfers(members, [(0, 2), (2, 3), (3, 4)], [None, None, 1], holders, BLOCKS)
+    assert {each.unit for each in transfers if each.receiver == 1} == {3, 4, 5}
+    assert {each.unit for each in transfers if each.receiver == 2} == {4, 5}

@@ -14,12 +14,17 @@ import torch
 from safetensors.torch import load_file
 
 from barnraise.collectives.torch_patch.torch_version import has_python_backends
+from barnraise.history.columns import unpack_column
+from barnraise.history.entries import StepBatch, ValueBatch
+from barnraise.history.log_format import decode_frames
+from barnraise.history.merge import merge
+from barnraise.history.view_builder import build_view
 from barnraise.training.group.single import SingleWorkerManager
 from barnraise.training.session import Session
 from barnraise.training.state.checkpoint_manager import CheckpointManager
 from tests.repository import ROOT
-from tests.unit.training.pipeline.block_model import write_base
-from tests.unit.training.pipeline.split_workers import GROUPS, train
+from tests.unit.training.pipeline.block_model import WIDTH, write_base
+from tests.unit.training.pipeline.split_workers import DIES_AT, GROUPS, WAITS_AT, train
 
 pytestmark = [
     pytest.mark.slow,
@@ -67,11 +72,53 @@ def test_split_equals_one_process(act: str, tmp_path: Path, alone: Any) -> None:
         check_equal(tmp_path, machine, losses, alone)
 
 
-def test_killed_stage_loses_nothing_and_a_joining_worker_gets_a_stage(tmp_path: Path, alone: Any) -> None:
-    results = run("kill", tmp_path, "abd")
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """Return the folder and the results of a training in which c is killed and d joins."""
+    room = tmp_path_factory.mktemp("killed")
+    return room, run("kill", room, "abd")
+
+
+def test_killed_stage_loses_nothing_and_a_joining_worker_gets_a_stage(killed: Any, alone: Any) -> None:
+    room, results = killed
     for machine, (losses, world, done) in results.items():
         assert (world, done) == (3, 6)
-        check_equal(tmp_path, machine, losses, alone)
+        check_equal(room, machine, losses, alone)
+
+
+def test_record_has_each_step_once_through_deaths(killed: Any, alone: Any) -> None:
+    room, _ = killed
+    logs = {path.stem: decode_frames(path.read_bytes()).entries for path in room.glob("?.log")}
+    assert set("abd") <= set(logs)
+    for entries in (merge(logs.values()), merge([logs["a"]])):
+        steps = [entry for entry in entries if isinstance(entry, StepBatch)]
+        assert [step for batch in steps for step in range(batch.first, batch.end)] == list(range(6))
+        assert [samples for batch in steps for samples in batch.samples] == [8] * 6
+        values = [entry for entry in entries if isinstance(entry, ValueBatch)]
+        losses = [value for batch in values for value in unpack_column(batch.columns[0])]
+        assert losses == pytest.approx(alone[0], abs=1e-6)
+    view = build_view(merge(logs.values()))
+    assert view.machines[0].name
+    assert {"compute", "communication", "vote", "activations"} <= {
+        phase.name for phase in view.phases if phase.measured_s
+    }
+    assert [plan.name for plan in view.plans] == [f"split over {count} workers" for count in (3, 2, 3)]
+    assert [plan.step for plan in view.plans[:2]] == [0, DIES_AT]
+    assert view.plans[2].step >= WAITS_AT
+    shares = {machine.node: machine.share for machine in view.machines}
+    assert sum(filter(None, shares.values())) == pytest.approx(1.0)
+
+
+def test_metrics_count_steps_activations_and_moved_state(killed: Any) -> None:
+    room, results = killed
+    counted = {machine: json.loads((room / f"metrics-{machine}").read_text()) for machine in "abd"}
+    for machine, (losses, _, _) in results.items():
+        assert counted[machine]["barnraise_steps_total"] == len(losses)
+        assert counted[machine]["barnraise_samples_total"] == 8 * len(losses)
+    assert all(counted[machine]["barnraise_activation_sent_bytes_total"] > 0 for machine in "abd")
+    block = 3 * 4 * 4 * WIDTH + 2 * 4  # values and moments of both trained layers, and two counts of steps
+    moved = [counted[machine]["barnraise_moved_state_bytes_total"] for machine in "abd"]
+    assert all(size > 0 and size % block == 0 for size in moved), moved
 
 
 def test_members_wait_for_a_machine_if_the_model_does_not_fit_on_them(tmp_path: Path, alone: Any) -> None:

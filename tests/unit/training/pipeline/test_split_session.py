@@ -63,8 +63,8 @@ def test_other_ways_to_train_are_refused_beside_it(base: Path) -> None:
     split(run, base)
     with pytest.raises(RunError, match=r"run\.map does not work with a split model"):
         run.map(str, [1])
-    with pytest.raises(RunError, match=r"run\.gather does not work"):
-        run.gather(torch.zeros(1))
+    with pytest.raises(RunError, match=r"run\.weight does not work"):
+        run.weight(2.0)
     with pytest.raises(RunError, match="prepare was called twice"):
         run.prepare(nn.Linear(1, 1), make_optimizer([nn.Parameter(torch.zeros(1))]), loader())
     with pytest.raises(RunError, match=r"called after run\.prepare"):
@@ -112,3 +112,20 @@ def test_dry_run_measures_and_ends_before_the_first_step(
     assert 0 < worker.backward_s < 1.0
     assert profile.rates == ((1e9,),)
     assert sum(part.trained for part in profile.blocks) == BLOCKS * 4 * 2 * 2 * WIDTH
+
+
+def test_tensors_are_gathered_beside_a_split_model(base: Path) -> None:
+    run = make_session()
+    split(run, base)
+    assert run.gather(torch.tensor(3.0)).tolist() == [3.0]
+
+
+def test_callbacks_of_the_script_follow_each_commit(base: Path) -> None:
+    run = make_session()
+    model, batches = split(run, base)
+    done: list[int] = []
+    run.on_commit(lambda session: done.append(session.done))
+    for _ in run.epochs(1):
+        for batch in batches:
+            model.train_step(batch)
+    assert done == [1, 2, 3]

@@ -15,7 +15,7 @@ from barnraise.core.errors import RunError
 from barnraise.training.data.loader import seed_all
 from barnraise.training.pipeline.empty_weights import empty_weights
 from barnraise.training.pipeline.outline import ModelOutline, find_blocks, trace_outline
-from barnraise.training.pipeline.schedule import MicroBatchWork, run_alone
+from barnraise.training.pipeline.passes.schedule import MicroBatchWork, run_alone
 from barnraise.training.pipeline.split_training import loss_of_output, measure_parts, tokens_of
 from barnraise.training.pipeline.stage import Stage
 from barnraise.training.pipeline.weights import StageWeights, WeightFiles

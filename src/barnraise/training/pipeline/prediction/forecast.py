@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 
-from barnraise.core.sanitize import printable
-from barnraise.history.entries import PHASES, PlanAdopted
-from barnraise.planning.plan.plans import listed
+from barnraise.history.entries import PHASES
 from barnraise.planning.plan.stage_placement import ModelParts
 from barnraise.planning.plan.stage_time import (
     BlockSpeed,
@@ -30,11 +27,9 @@ from barnraise.training.pipeline.prediction.group_speeds import (
     MemberSpeed,
     host_of,
 )
+from barnraise.training.record.split_record import PlannedStep
 
 log = logging.getLogger("barnraise.training")
-
-_MAX_WORD = 200
-_MAX_SENTENCE = 4000
 
 
 class SplitPlan(NamedTuple):
@@ -46,36 +41,27 @@ class SplitPlan(NamedTuple):
     order: StageOrder
     step: SplitStepTime
 
-    def entry(self) -> PlanAdopted:
-        """Return the plan as an entry of the run's record."""
+    @property
+    def planned(self) -> PlannedStep:
+        """Return the prediction as the record of the run has it."""
         step = self.step
         compute_s = sum(step.busy_s) / len(step.busy_s)
         waiting_s = max(0.0, step.step_s - step.commit_s - compute_s)
-        phases = {"compute": compute_s, "communication": waiting_s, "vote": step.commit_s}
-        machines = listed(sorted(set(self.names)))
-        return PlanAdopted(
-            time.time(),
-            self.done,
-            printable(f"split over {machines}" if len(self.names) > 1 else f"{machines} alone")[:_MAX_WORD],
-            f"a pipeline, {self.order}, {self.batches} micro-batches",
-            printable(step.sentence)[:_MAX_SENTENCE],
-            step.step_s,
-            tuple(phases.get(phase, 0.0) for phase in PHASES),
-        )
+        phases = {"compute": compute_s, "communication": step.commit_s, "activations": waiting_s}
+        return PlannedStep(step.step_s, tuple(phases.get(name, 0.0) for name in PHASES))
 
 
 class SplitForecast:
     """Speeds of this worker and of its group. ``plan``: of the newest placement, if speeds are known.
 
-    ``on_plan`` is called on the main worker with each new one.
+    ``sent_bytes``: what travels of a micro-batch from a stage to the next one.
     """
 
-    def __init__(self, manager: GroupManager, parts: ModelParts, order: StageOrder) -> None:
+    def __init__(self, manager: GroupManager, parts: ModelParts, order: StageOrder, sent_bytes: int) -> None:
         self.block = BlockSpeed()
         self.plan: SplitPlan | None = None
-        self.on_plan: Callable[[SplitPlan], None] = lambda plan: None
-        self._manager, self._parts, self.order = manager, parts, order
-        self._meter = LinkMeter(manager, parts.boundary_bytes)
+        self._manager, self._parts, self.order, self.sent_bytes = manager, parts, order, sent_bytes
+        self._meter = LinkMeter(manager, sent_bytes)
         self._host = (0, 0.0)
         self.group: GroupSpeeds | None = None
 
@@ -96,7 +82,7 @@ class SplitForecast:
     def link_s(self, rank: int) -> float:
         """Return the seconds in which activations reach the next rank, or their gradient comes back."""
         assert self.group is not None
-        links, count = self.group.links, self._parts.boundary_bytes
+        links, count = self.group.links, self.sent_bytes
         if rank + 1 == len(self.group.members):
             return 0.0
         ends = ((rank, rank + 1), (rank + 1, rank))
@@ -112,11 +98,9 @@ class SplitForecast:
             return
         ranks = range(len(runs))
         names = tuple(manager.name_of(rank) for rank in ranks)
-        boundary = self._parts.boundary_bytes
-        stages = stage_times(runs, ranks, names, speeds, group.links, boundary)
+        stages = stage_times(runs, ranks, names, speeds, group.links, self.sent_bytes)
         commit_s = commit_seconds(self._parts, runs, ranks, group.links)
         step = predict_split_step(stages, batches, self.order, commit_s)
         self.plan = SplitPlan(done, names, batches, self.order, step)
         if manager.rank == 0:
             log.warning("predicted: %s", step.sentence)
-            self.on_plan(self.plan)

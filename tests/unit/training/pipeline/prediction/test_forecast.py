@@ -6,14 +6,14 @@ import logging
 
 import pytest
 
-from barnraise.history.entries import PHASES, PlanAdopted
+from barnraise.history.entries import PHASES
 from barnraise.planning.plan.stage_placement import ModelParts, PartSize
 from barnraise.planning.plan.stage_time import BlockSpeed, LinkRates
 from barnraise.training.group.single import SingleWorkerManager
-from barnraise.training.pipeline.prediction.forecast import SplitForecast, SplitPlan
+from barnraise.training.pipeline.prediction.forecast import SplitForecast
 from barnraise.training.pipeline.prediction.group_speeds import GroupSpeeds, MemberSpeed
 
-PARTS = ModelParts(PartSize(0), (PartSize(1000, 10),) * 6, PartSize(0), 1_000_000)
+PARTS = ModelParts(PartSize(0), (PartSize(1000, 10),) * 6, PartSize(0), 4_000_000)
 LINKS = LinkRates(((1e9, 1e7), (2e7, 1e9)), ((0.0, 0.001), (0.003, 0.0)))
 
 
@@ -25,31 +25,25 @@ class TwoMachines(SingleWorkerManager):
 
 
 def forecast(*members: MemberSpeed, links: LinkRates = LINKS) -> SplitForecast:
-    made = SplitForecast(TwoMachines(), PARTS, "1F1B")
+    made = SplitForecast(TwoMachines(), PARTS, "1F1B", 1_000_000)
     made.group = GroupSpeeds(members, links)
     return made
 
 
 def test_placement_is_predicted_with_reasons_and_reported(caplog: pytest.LogCaptureFixture) -> None:
-    plans: list[SplitPlan] = []
     made = forecast(MemberSpeed(0.1, 0.2), MemberSpeed(0.2, 0.4))
-    made.on_plan = plans.append
     with caplog.at_level(logging.WARNING, "barnraise.training"):
         made.predict([(0, 3), (3, 6)], 8, 5)
-    (plan,) = plans
-    assert plan == made.plan
+    plan = made.plan
+    assert plan is not None
     assert plan.step.limit == "nas"
     assert plan.step.bound_s == pytest.approx(8 * 3 * 0.6)
     (line,) = caplog.messages
     assert line == f"predicted: {plan.step.sentence}"
     assert "nas computes longest" in line
-    entry = plan.entry()
-    assert isinstance(entry, PlanAdopted)
-    assert (entry.step, entry.name) == (5, "split over mac and nas")
-    assert entry.sync == "a pipeline, 1F1B, 8 micro-batches"
-    assert entry.step_s == plan.step.step_s
-    assert sum(entry.phases_s) == pytest.approx(entry.step_s)
-    assert len(entry.phases_s) == len(PHASES)
+    assert plan.planned.step_s == plan.step.step_s
+    assert sum(plan.planned.phases_s) == pytest.approx(plan.step.step_s)
+    assert len(plan.planned.phases_s) == len(PHASES)
 
 
 def test_machine_without_figures_counts_as_the_mean_of_the_others() -> None:

@@ -1,0 +1,129 @@
+"""State of one member of a group: its stage, what the stage trains, and what else the member holds.
+
+While blocks move, a member keeps the trained state that it had before. It drops it when all members have
+theirs. So a second failure is repaired as the first one was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from barnraise.planning.plan.stage_placement import ModelParts
+from barnraise.training.pipeline.holdings import Run, units_of
+from barnraise.training.pipeline.outline import LossFunction, ModelOutline
+from barnraise.training.pipeline.passes.activations import ActivationCodec
+from barnraise.training.pipeline.passes.order import Order
+from barnraise.training.pipeline.split_checkpoint import SplitCheckpoint
+from barnraise.training.pipeline.stage import Stage
+from barnraise.training.pipeline.trained_state import (
+    OptimizerFactory,
+    ParameterStates,
+    SchedulerFactory,
+    TrainedState,
+)
+from barnraise.training.pipeline.weights import StageWeights
+
+
+class SplitTask(NamedTuple):
+    """Model to be trained, and how. ``weigh``: returns the weight of a micro-batch, such as its tokens."""
+
+    model: nn.Module
+    outline: ModelOutline
+    parts: ModelParts
+    loss: LossFunction
+    weigh: Callable[[Any], float]
+    make_optimizer: OptimizerFactory
+    make_scheduler: SchedulerFactory | None
+    order: Order
+    codec: ActivationCodec
+
+
+class MemberStage:
+    """Parts of a split model that one member holds. ``mirrors``: by the rank whose training is mirrored.
+
+    ``run``: its blocks; None before the first group. ``kept``: trained state beside them, of the same step.
+    """
+
+    def __init__(self, task: SplitTask, weights: StageWeights, kept: SplitCheckpoint) -> None:
+        self._task, self._weights, self.kept = task, weights, kept
+        self._count = len(task.outline.blocks)
+        self.trained = {
+            name: parameter for name, parameter in task.model.named_parameters() if parameter.requires_grad
+        }
+        self.stage: Stage | None = None
+        self.own = self._trained_state({})
+        self.mirrors: dict[int, TrainedState] = {}
+        self.run: Run | None = None
+        self._mirrored: tuple[Run, ...] = ()
+
+    def names_of_unit(self, unit: int) -> list[str]:
+        """Return the names of what is trained in a unit."""
+        outline = self._task.outline
+        parts = (outline.before, *outline.blocks, outline.after)
+        return sorted(parts[unit] & self.trained.keys())
+
+    def names_of_run(self, run: Run) -> list[str]:
+        """Return the names of what the stage of a run of blocks trains."""
+        return sorted(self._task.outline.names(*run) & self.trained.keys())
+
+    @property
+    def own_units(self) -> tuple[int, ...]:
+        """Return the units of the stage."""
+        return units_of(self.run, self._count) if self.run is not None else ()
+
+    @property
+    def other_units(self) -> tuple[int, ...]:
+        """Return the units of all mirrors, and those that are kept."""
+        units = {unit for run in self._mirrored for unit in units_of(run, self._count)}
+        if self.kept.states:
+            every = ((unit, self.names_of_unit(unit)) for unit in range(self._count + 2))
+            units |= {unit for unit, names in every if self.kept.states.keys() >= set(names)}
+        return tuple(sorted(units))
+
+    def build(self, run: Run, mirrored: Mapping[int, Run]) -> None:
+        """Load the weights of a stage, and make its optimizer and those of mirrors, with new state."""
+        task, outline = self._task, self._task.outline
+        if self.stage is not None:
+            self.stage.undo()
+        names = outline.names(*run)
+        self._weights.drop_all_but(names)
+        self._weights.load(names)
+        self.stage = Stage(task.model, outline, *run, task.loss)
+        parameters = dict(task.model.named_parameters())
+        self.own = self._trained_state({name: parameters[name] for name in self.names_of_run(run)})
+        self.mirrors = {
+            rank: self._trained_state(self._weights.copies(self.names_of_run(other)))
+            for rank, other in mirrored.items()
+        }
+        self.run, self._mirrored = run, tuple(mirrored.values())
+
+    def load(self, states: ParameterStates, schedule: Mapping[str, Any]) -> None:
+        """Load the state of what is trained and mirrored here."""
+        for state in (self.own, *self.mirrors.values()):
+            state.load({name: states[name] for name in state.parameters})
+            state.load_schedule(schedule)
+
+    def export(self) -> ParameterStates:
+        """Return the state of all that this member holds, by name."""
+        states = dict(self.kept.states)
+        for state in (*self.mirrors.values(), self.own):
+            if state.parameters:
+                states |= state.export(list(state.parameters))
+        return states
+
+    def export_schedule(self) -> dict[str, Any]:
+        """Return learning rates and schedulers; empty if nothing is trained here."""
+        schedules = (state.export_schedule() for state in (self.own, *self.mirrors.values()))
+        return self.kept.schedule or next(filter(None, schedules), {})
+
+    def apply(self, factor: float) -> None:
+        """Apply the gradients of a step, multiplied by a factor, here and in the mirrors."""
+        self.kept.clear()
+        for state in (self.own, *self.mirrors.values()):
+            state.apply(factor)
+
+    def _trained_state(self, parameters: Mapping[str, nn.Parameter]) -> TrainedState:
+        return TrainedState(parameters, self._task.make_optimizer, self._task.make_scheduler)

@@ -1,0 +1,221 @@
+"""Faults of a split model at each operation of a machine, simulated in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from barnraise.checkpoint.serialization import FlatState
+from barnraise.training.group.single import SingleWorkerManager
+from barnraise.training.session import Session
+from tests.unit.training.pipeline.block_model import BLOCKS, write_base
+from tests.unit.training.pipeline.simulated_run import (
+    Fault,
+    Kind,
+    MemoryCheckpoints,
+    Script,
+    SimulatedManager,
+    SimulatedRun,
+    bind,
+    prepare,
+)
+from tests.unit.training.pipeline.split_workers import train
+
+STEP = 20  # an operation of the first worker in the second step
+ALL_HAVE_THEIRS = "all-gather of 0 bytes"
+LOST = Fault("c", 30, "die")
+
+
+class Expected:
+    """Losses and weights of one process that has the whole model."""
+
+    def __init__(self, folder: Path, trained: Sequence[int] = range(BLOCKS)) -> None:
+        self.base, self.trained = folder / "base", trained
+        write_base(self.base, trained)
+        self.checkpoints: dict[int, FlatState] = {}
+        saved = MemoryCheckpoints(self.checkpoints)
+        session = Session(SingleWorkerManager(), seed=0, unit=2, checkpoints=saved)
+        self.losses = train(session, self.base, folder / "trained.safetensors", trained=trained)
+        self.weights = load_file(folder / "trained.safetensors")
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> Expected:
+    return Expected(tmp_path_factory.mktemp("alone"))
+
+
+@pytest.fixture(autouse=True)
+def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare(monkeypatch)
+
+
+def script(expected: Expected, folder: Path) -> Script:
+    """Return a script that trains and saves, as `split_workers` does."""
+
+    def main(session: Session, manager: SimulatedManager) -> list[float]:
+        bind(manager)
+        return train(
+            session,
+            expected.base,
+            folder / f"{manager.machine}.safetensors",
+            trained=expected.trained,
+            after_step=lambda: manager.run.note_step(session.done),
+        )
+
+    return main
+
+
+def check(run: SimulatedRun, expected: Expected, folder: Path, survivors: str) -> None:
+    assert set(run.results) == set(survivors), (run.generations, run.ends)
+    for machine, losses in run.results.items():
+        assert losses == pytest.approx(expected.losses[-len(losses) :], abs=1e-6), machine
+        saved = load_file(folder / f"{machine}.safetensors")
+        assert saved.keys() == expected.weights.keys()
+        for name, value in expected.weights.items():
+            assert torch.allclose(saved[name], value, atol=1e-6), (machine, name)
+
+
+def test_threads_train_as_one_process(tmp_path: Path, expected: Expected) -> None:
+    run = SimulatedRun("abc", script(expected, tmp_path))
+    run.run()
+    check(run, expected, tmp_path, "abc")
+
+
+def test_machine_with_two_workers_is_mirrored_elsewhere(tmp_path: Path, expected: Expected) -> None:
+    """Machine a has the workers a and A; with it, two neighbours of the pipeline are lost at once."""
+    run = SimulatedRun(
+        "aAbc", script(expected, tmp_path), places={"A": "a"}, faults=[Fault("a", STEP, "die")]
+    )
+    run.run()
+    check(run, expected, tmp_path, "bc")
+    assert run.generations == ["aAbc", "bc"]
+
+
+def operations_of_regroup(run: SimulatedRun, machine: str) -> range:
+    """Return the numbers of a worker's operations in its second group, up to its first step."""
+    performed = run.operations[machine]
+    numbers = [number for number, each in enumerate(performed) if each.generation == 2]
+    return range(numbers[0], next(each for each in numbers if performed[each].what == ALL_HAVE_THEIRS) + 1)
+
+
+@pytest.fixture(scope="module")
+def first_failure(expected: Expected, tmp_path_factory: pytest.TempPathFactory) -> SimulatedRun:
+    """Return a run in which c is lost, and a, b and d continue."""
+    with pytest.MonkeyPatch.context() as patches:
+        prepare(patches)
+        run = SimulatedRun("abcd", script(expected, tmp_path_factory.mktemp("first")), faults=[LOST])
+        run.run()
+    assert run.generations == ["abcd", "abd"]
+    return run
+
+
+def check_second_failure(
+    run: SimulatedRun, machine: str, kind: Kind, expected: Expected, folder: Path
+) -> None:
+    """Let a second fault come at each operation of a regroup, and compare the results."""
+    operations = operations_of_regroup(run, machine)
+    assert len(operations) > 10
+    survivors = "bd" if kind.startswith("die") else "abd"
+    for operation in operations:
+        faults = [LOST, Fault(machine, operation, kind)]
+        again = SimulatedRun("abcd", script(expected, folder), faults=faults)
+        again.run()
+        check(again, expected, folder, survivors)
+        assert again.generations[:3] == ["abcd", "abd", survivors]
+
+
+def test_broken_link_at_any_point_of_a_regroup_loses_nothing(
+    first_failure: SimulatedRun, tmp_path: Path, expected: Expected
+) -> None:
+    check_second_failure(first_failure, "b", "break", expected, tmp_path)
+
+
+def test_broken_link_while_a_checkpoint_is_restored_loses_nothing(tmp_path: Path, expected: Expected) -> None:
+    """The machine that has read the checkpoint gives it to the others, also at the second attempt."""
+    for operation in range(1, 12):
+        run = SimulatedRun(
+            "abc",
+            script(expected, tmp_path),
+            faults=[Fault("b", operation, "break-after")],
+            checkpoints=MemoryCheckpoints(expected.checkpoints, restored=3),
+        )
+        run.run()
+        check(run, expected, tmp_path, "abc")
+        assert run.generations == ["abc", "abc"]
+        assert {len(losses) for losses in run.results.values()} == {3}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["die", "die-after", "break", "break-after"])
+def test_failure_of_a_joining_worker_loses_nothing(kind: Kind, tmp_path: Path, expected: Expected) -> None:
+    for operation in range(12):
+        faults = [Fault("d", operation, kind)]
+        run = SimulatedRun("abcd", script(expected, tmp_path), later={"d": 2}, faults=faults)
+        run.run()
+        check(run, expected, tmp_path, "abc" if kind.startswith("die") else "abcd")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("machine", "kind"),
+    [
+        *[("a", "die"), ("a", "die-after"), ("a", "break"), ("a", "break-after")],
+        *[("b", "break-after"), ("d", "break"), ("d", "break-after")],
+    ],
+)
+def test_second_failure_at_any_point_of_a_regroup_loses_nothing(
+    machine: str, kind: Kind, first_failure: SimulatedRun, tmp_path: Path, expected: Expected
+) -> None:
+    check_second_failure(first_failure, machine, kind, expected, tmp_path)
+
+
+def saving_script(expected: Expected, folder: Path) -> Script:
+    """Return a script that saves after each step, and gathers the number of the step after the third one."""
+
+    def main(session: Session, manager: SimulatedManager) -> list[Any]:
+        bind(manager)
+        gathered = []
+
+        def save_and_gather() -> None:
+            manager.run.note_step(session.done)
+            session.save(folder / f"{manager.machine}-{session.done}.safetensors")
+            if session.done == 3:
+                gathered.append(session.gather(torch.tensor(session.done)).tolist())
+
+        losses = train(session, expected.base, after_step=save_and_gather)
+        return [losses, gathered]
+
+    return main
+
+
+@pytest.mark.parametrize("fault", [None, *(Fault("b", number, "die-after") for number in range(32, 40))])
+def test_save_between_steps_works_while_a_worker_joins_or_dies(
+    fault: Fault | None, tmp_path: Path, expected: Expected
+) -> None:
+    faults = [fault] if fault is not None else []
+    run = SimulatedRun("abcd", saving_script(expected, tmp_path), later={"d": 2}, faults=faults)
+    run.run()
+    assert set(run.results) == set("acd" if faults else "abcd"), run.ends
+    for machine, (losses, gathered) in run.results.items():
+        assert losses == pytest.approx(expected.losses[-len(losses) :], abs=1e-6)
+        assert gathered in ([[3, 3, 3]], [[3, 3]]) if machine != "d" else gathered == []
+    for step in range(1, 7):
+        saved = [load_file(path) for path in sorted(tmp_path.glob(f"?-{step}.safetensors"))]
+        assert len(saved) >= 2 + (step > 3) * (not faults), step
+        for each in saved[1:]:
+            assert all(torch.equal(each[name], value) for name, value in saved[0].items())
+    for name, value in expected.weights.items():
+        assert torch.allclose(saved[0][name], value, atol=1e-6)
+
+
+def test_learning_rates_come_from_any_member_that_trains(tmp_path: Path) -> None:
+    """Only b trains; its mirror c is lost, and the first machine knows no learning rate."""
+    expected = Expected(tmp_path / "alone", trained=[3])
+    run = SimulatedRun("abc", script(expected, tmp_path), faults=[Fault("c", 35, "die")])
+    run.run()
+    check(run, expected, tmp_path, "ab")
