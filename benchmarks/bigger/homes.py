@@ -240,7 +240,7 @@ def problem_of(home: Home, shape: Shape, bits: int) -> SplitProblem:
         tuple(tuple(rate for _ in count) for _ in count),
         tuple(tuple(0.0 if a == b else home.latency_s for b in count) for a in count),
     )
-    return SplitProblem(parts, tuple(machines), links, SAMPLES)
+    return SplitProblem(parts, tuple(machines), links, SAMPLES, parts.boundary_bytes)
 
 
 def cases() -> Iterator[Case]:

@@ -150,18 +150,20 @@ def check_history(history: dict[str, Any], expected: dict[int, float]) -> None:
     assert history["curves"][0]["name"] == "loss"
     assert history["curves"][0]["newest"] == pytest.approx(expected[STEPS], abs=1e-4)
     assert len(history["plans"]) >= 2, "the blocks were placed again"
+    for plan in history["plans"]:
+        assert plan["predicted_step_s"] > 0
+        assert "the exchange of gradients and the vote take" in plan["reason"]
     assert {"failure", "died"} & {event["kind"] for event in history["events"]}
 
 
 def test_dry_run_places_the_model_and_trains_nothing(folders: tuple[Path, Path]) -> None:
     project, marks = folders
-    words = ("run", "--env", "agent", "--dry-run", "train.py", str(marks))
+    options, script = ("run", "--env", "agent", "--dry-run"), ("train.py", str(marks))
     with LocalAgents(3) as agents:
         agents.form()
-        done = agents.type(0, *words, folder=project, timeout=PATIENCE_S)
-        report = json.loads(
-            agents.type(0, *words, "--json", folder=project, timeout=PATIENCE_S).stdout or "{}"
-        )
+        done = agents.type(0, *options, *script, folder=project, timeout=PATIENCE_S)
+        again = agents.type(0, *options, "--json", *script, folder=project, timeout=PATIENCE_S)
+    report = json.loads(again.stdout)
     assert done.returncode == 0, done.stderr
     assert max(map(len, done.stdout.splitlines())) <= 80
     text = " ".join(done.stdout.split())

@@ -77,7 +77,7 @@ def _as_object(report: SplitReport) -> dict[str, Any]:
     return {
         "batch": report.batch,
         "micro_batches": problem.batches,
-        "boundary_bytes": problem.parts.boundary_bytes,
+        "sent_bytes": problem.sent_bytes,
         "machines": [
             {"name": machine.name, "memory_bytes": machine.memory_bytes, "block_s": machine.speed.block_s}
             for machine in problem.machines
@@ -128,7 +128,7 @@ def problem_of(profile: SplitProfile) -> SplitProblem:
         for worker in profile.workers
     )
     links = LinkRates(profile.rates, profile.latencies)
-    return SplitProblem(parts, machines, links, profile.batches, profile.order)
+    return SplitProblem(parts, machines, links, profile.batches, profile.sent_bytes, profile.order)
 
 
 def describe_split(report: SplitReport, width: int = 0) -> str:
@@ -194,7 +194,7 @@ def _held(first: int, end: int, count: int) -> str:
 
 def _travel(report: SplitReport) -> str:
     problem = report.problem
-    size, batches = problem.parts.boundary_bytes, problem.batches
+    size, batches = problem.sent_bytes, problem.batches
     pieces = f"{counted(report.batch, 'sample')} in {batches} pieces, called micro-batches"
     return (
         f"A step trains {pieces}. Each piece goes through the machines in this order. What a machine has "
@@ -205,7 +205,7 @@ def _travel(report: SplitReport) -> str:
 
 def _links(problem: SplitProblem, split: SplitPrice, width: int) -> str:
     rows = [("link", "speed", "one way", "sends for")]
-    links, count = problem.links, problem.batches * problem.parts.boundary_bytes
+    links, count = problem.links, problem.batches * problem.sent_bytes
     for a, b in pairwise(split.machines):
         rate = min(links.rates[a][b], links.rates[b][a])
         seconds = max(links.transfer_s(a, b, count), links.transfer_s(b, a, count))

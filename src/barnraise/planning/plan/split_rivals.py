@@ -60,12 +60,16 @@ class SplitMachine(NamedTuple):
 
 
 class SplitProblem(NamedTuple):
-    """Model, machines and links. ``batches``: micro-batches of a step."""
+    """Model, machines and links. ``batches``: micro-batches of a step.
+
+    ``sent_bytes``: what travels of a micro-batch from a stage to the next one.
+    """
 
     parts: ModelParts
     machines: tuple[SplitMachine, ...]
     links: LinkRates
     batches: int
+    sent_bytes: int
     order: StageOrder = "1F1B"
 
     @property
@@ -102,7 +106,7 @@ def price_split(problem: SplitProblem, machines: Sequence[int]) -> SplitPrice:
     for place, machine in enumerate(machines):
         after = machines[place + 1] if place + 1 < len(machines) else machine
         link_s = max(
-            links.transfer_s(a, b, parts.boundary_bytes) + links.latencies[a][b]
+            links.transfer_s(a, b, problem.sent_bytes) + links.latencies[a][b]
             for a, b in ((machine, after), (after, machine))
         )
         chosen = problem.machines[machine]
@@ -119,7 +123,7 @@ def price_split(problem: SplitProblem, machines: Sequence[int]) -> SplitPrice:
             hint="Read the output of the workers: barnraise logs RUN --all",
         )
     names = [machine.name for machine in problem.machines]
-    stages = stage_times(placement.runs, machines, names, speeds, links, parts.boundary_bytes)
+    stages = stage_times(placement.runs, machines, names, speeds, links, problem.sent_bytes)
     commit_s = commit_seconds(parts, placement.runs, machines, links)
     step = predict_split_step(stages, problem.batches, problem.order, commit_s)
     return SplitPrice(tuple(machines), placement, step)
@@ -264,7 +268,9 @@ def _sharded(problem: SplitProblem) -> Rival:
     if not rate:
         return Rival(name, "sharded", None, "its links are not measured")
     received = (2 * (frozen + trained) + trained) * (count - 1) / count
-    sending_s = received / rate
+    # The gathers of the blocks follow each other, and each takes as many hops as there are others.
+    hops = 2 * len(parts.blocks) * (count - 1)
+    sending_s = received / rate + hops * max(map(max, problem.links.latencies))
     each = -(-problem.batches // count)
     computing_s = each * max(sum(_whole(problem, number)) for number in range(count))
     why = f"each machine receives {format_size(received)} a step, which takes {format_duration(sending_s)}"

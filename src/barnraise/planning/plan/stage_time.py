@@ -18,8 +18,8 @@ _Kind = Literal["forward", "backward"]
 _VOTE_TRIPS = 2  # an offer of the message, and the message
 _FORWARD_SHARE = 1 / 3  # of both passes of a block, until it is measured
 _LEAST_SHARE = 0.25  # of a stage's time that its blocks take
-_AHEAD = 2  # forward passes for each later stage, if transfers overlap with passes
-_POSTED = 2  # passes before the one that needs a message, when its receive is posted then
+_AHEAD = 2  # forward passes of 1F1B for each later stage
+_POSTED = 2  # passes before the one that needs a message, when its receive is posted
 
 
 class BlockSpeed(NamedTuple):
@@ -121,12 +121,12 @@ def stage_times(
     names: Sequence[str],
     speeds: Sequence[BlockSpeed],
     links: LinkRates,
-    boundary_bytes: int,
+    sent_bytes: int,
 ) -> list[StageTime]:
     """Return the times of the stages in the order of the pipeline.
 
-    ``runs``: blocks of each stage. ``machines``: number of the machine of each stage. The others are by the
-    number of the machine.
+    ``sent_bytes``: of a micro-batch, to the next stage or back. ``runs``: blocks of each stage. ``machines``:
+    number of the machine of each stage. The others are by the number of the machine.
     """
     stages = []
     for place, (run, machine) in enumerate(zip(runs, machines, strict=True)):
@@ -135,8 +135,8 @@ def stage_times(
         if place + 1 < len(runs):
             after = machines[place + 1]
             stage = stage._replace(
-                send_s=links.transfer_s(machine, after, boundary_bytes),
-                return_s=links.transfer_s(after, machine, boundary_bytes),
+                send_s=links.transfer_s(machine, after, sent_bytes),
+                return_s=links.transfer_s(after, machine, sent_bytes),
                 latency_s=max(links.latencies[machine][after], links.latencies[after][machine]),
             )
         stages.append(stage)
@@ -148,8 +148,8 @@ def commit_seconds(
 ) -> float:
     """Return the seconds from the last backward pass of a step to its commit, and of its preparation.
 
-    Each machine sends the gradients of its stage to the next one, which mirrors them. Then all vote. A stage
-    is prepared in one round trip through the pipeline.
+    Each machine sends the gradients of its stage to its mirror, which is taken to be the next one. Then all
+    vote. A stage is prepared in one round trip through the pipeline.
     """
     if len(runs) < 2:
         return 0.0
@@ -173,17 +173,13 @@ def predict_split_step(
     batches: int,
     order: StageOrder = "1F1B",
     commit_s: float = 0.0,
-    *,
-    overlaps: bool = False,
 ) -> SplitStepTime:
     """Predict a step of ``batches`` micro-batches through these stages.
 
-    A message starts when its receiver has posted the receive. ``overlaps``: a stage posts receives two passes
-    early, and does not wait for what it sends. It runs ahead by two forward passes for each stage after it.
-    If not, it behaves as the schedules of ``torch.distributed.pipelining``. Between a forward and a backward
-    pass, it then waits for its own message.
+    A message starts when its receiver has posted the receive. A stage posts it two passes early, and does not
+    wait for what it sends. In 1F1B, it runs ahead by two forward passes for each stage after it.
     """
-    pipeline_s = _Simulation(stages, batches, order, overlaps=overlaps).run()
+    pipeline_s = _Simulation(stages, batches, order).run()
     busy = tuple(batches * (stage.forward_s + stage.backward_s) for stage in stages)
     slowest = max(range(len(stages)), key=lambda place: busy[place])
     bound_s, limit = busy[slowest], stages[slowest].name
@@ -199,9 +195,9 @@ def predict_split_step(
     reasons = [why]
     waiting_s = max(0.0, pipeline_s - bound_s)
     if len(stages) > 1:
-        what = "the pipeline fills and empties" if overlaps else "the pipeline fills, empties and sends"
         share = waiting_s / (pipeline_s + commit_s) if pipeline_s else 0.0
-        reasons.append(f"{limit} waits {format_duration(waiting_s)} ({share:.0%}) while {what}")
+        waits = f"{limit} waits {format_duration(waiting_s)} ({share:.0%})"
+        reasons.append(f"{waits} while the pipeline fills, empties and sends")
         reasons.append(f"the exchange of gradients and the vote take {format_duration(commit_s)}")
     return SplitStepTime(pipeline_s + commit_s, bound_s, waiting_s, commit_s, busy, limit, tuple(reasons))
 
@@ -217,17 +213,9 @@ class _Pass(NamedTuple):
 class _Simulation:
     """Passes and messages of one step; each gets its time when all that it waits for have theirs."""
 
-    def __init__(
-        self, stages: Sequence[StageTime], batches: int, order: StageOrder, *, overlaps: bool
-    ) -> None:
-        self._stages, self._overlaps = stages, overlaps
-        count = len(stages)
-        # torch's 1F1B needs a micro-batch for each stage.
-        self._is_1f1b = order == "1F1B" and (overlaps or batches >= count)
-        ahead = [
-            (_AHEAD if overlaps else 1) * (count - 1 - place) + 1 if self._is_1f1b else batches
-            for place in range(count)
-        ]
+    def __init__(self, stages: Sequence[StageTime], batches: int, order: StageOrder) -> None:
+        self._stages, count = stages, len(stages)
+        ahead = [_AHEAD * (count - 1 - place) + 1 if order == "1F1B" else batches for place in range(count)]
         self._passes = [_order_of(place, min(ahead[place], batches), batches) for place in range(count)]
         self._needed_by = {
             source: number
@@ -260,24 +248,14 @@ class _Simulation:
         """Give the next pass of a stage its time; return False if it still waits for another stage."""
         ends = self._ends[place]
         current = self._passes[place][len(ends)]
-        last = self._passes[place][len(ends) - 1] if ends else None
         start = ends[-1] if ends else 0.0
         source = self._source(current)
         if source is not None:
             if not self._send(source):
                 return False
             start = max(start, self._sent[source] + self._link(source)[1])
-        is_sending = not self._overlaps and last is not None and self._has_receiver(last)
-        if is_sending and last is not None and last.kind != current.kind:
-            if not self._send(last):
-                return False
-            start = max(start, self._sent[last])
         stage = self._stages[place]
         end = start + (stage.forward_s if current.kind == "forward" else stage.backward_s)
-        if is_sending and last is not None and last.kind == current.kind and self._is_1f1b:
-            if not self._send(last):
-                return False
-            end = max(end, self._sent[last])
         ends.append(end)
         if self._has_receiver(current):
             self._ready[current] = end
@@ -288,7 +266,7 @@ class _Simulation:
         if message in self._sent:
             return True
         ends = self._ends[message.place + (1 if message.kind == "forward" else -1)]
-        posted = self._needed_by[message] - (_POSTED if self._overlaps else 0)
+        posted = self._needed_by[message] - _POSTED
         if message not in self._ready or len(ends) < posted:
             return False
         seconds, latency_s = self._link(message)

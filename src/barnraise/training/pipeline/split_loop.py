@@ -91,7 +91,7 @@ class SplitLoop:
         self._device, self._checkpoints = device, checkpoints
         self.adapter = describe_adapter(task.model)  # while the model has all its parts
         self._kept = SplitCheckpoint(self.adapter)
-        self.forecast = SplitForecast(manager, task.parts, task.order)
+        self.forecast = SplitForecast(manager, task.parts, task.order, task.codec.size(task.outline.shape))
         self._count = len(task.outline.blocks)
         self._held = MemberStage(task, weights, self._kept)
         self._exchange = StateExchange(self._held.names_of_unit, self._held.trained)

@@ -41,7 +41,7 @@ class WeightFiles:
         if not self._files:
             raise RunError(
                 f"there are no weights in {folder}",
-                hint="Give the folder of a model with .safetensors files, such as barnraise.model_path(NAME).",
+                hint="Name a folder with .safetensors files, such as barnraise.model_path(NAME).",
             )
 
     @property

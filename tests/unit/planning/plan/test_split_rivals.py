@@ -41,7 +41,7 @@ def machine(name: str, gib: float, block_s: float, host: float = 0.0, rate: floa
 
 
 def problem(*machines: SplitMachine, rate: float = GBIT, batches: int = 8) -> SplitProblem:
-    return SplitProblem(parts(), machines, mesh(len(machines), rate), batches)
+    return SplitProblem(parts(), machines, mesh(len(machines), rate), batches, 1 << 24)
 
 
 def by_kind(rivals: tuple[Rival, ...]) -> dict[RivalKind, Rival]:
@@ -124,6 +124,8 @@ def test_sharded_parameters_pay_all_gathers_over_the_slowest_link() -> None:
     received = (2 * (16 * GIB + 16 * (1 << 20)) + 16 * (1 << 20)) / 2
     assert sharded.step_s == pytest.approx(received / GBIT)
     assert sharded.name == "FSDP2 over a and b"
+    far = problem(machine("a", 12, 0.01), machine("b", 12, 0.01))._replace(links=mesh(2, GBIT, 0.5))
+    assert by_kind(price_rivals(far))["sharded"].step_s == pytest.approx(received / GBIT + 2 * 16 * 0.5)
     slow = by_kind(price_rivals(problem(machine("a", 12, 9.0), machine("b", 12, 1.0))))["sharded"]
     assert slow.step_s == pytest.approx(4 * 16 * 9.0), "the slower machine computes half of the micro-batches"
 
@@ -141,8 +143,8 @@ def test_ring_of_sharded_parameters_avoids_a_slow_link() -> None:
     rates = [[GBIT] * 4 for _ in range(4)]
     rates[0][1] = rates[1][0] = GBIT / 100
     links = LinkRates(tuple(map(tuple, rates)), mesh(4, 1.0).latencies)
-    avoided = by_kind(price_rivals(SplitProblem(parts(), machines, links, 8)))["sharded"]
-    whole = by_kind(price_rivals(SplitProblem(parts(), machines, mesh(4, GBIT), 8)))["sharded"]
+    avoided = by_kind(price_rivals(SplitProblem(parts(), machines, links, 8, 1 << 24)))["sharded"]
+    whole = by_kind(price_rivals(SplitProblem(parts(), machines, mesh(4, GBIT), 8, 1 << 24)))["sharded"]
     assert avoided.step_s == whole.step_s
 
 

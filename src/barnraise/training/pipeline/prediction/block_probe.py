@@ -101,12 +101,13 @@ def _time_stage(probed: ProbedModel, block: int) -> _Times:
     names = sorted(outline.names(block, block + 1))
     weights.load_random(names)
     stage = Stage(probed.model, outline, block, block + 1, probed.loss)
+    device = stage.device
     try:
         rounds = _measure(lambda: _time_once(probed, stage))
     finally:
         stage.undo()
         weights.drop(names)
-        if torch.accelerator.is_available():
+        if device.type != "cpu":
             torch.accelerator.memory.empty_cache()
     return _Times(*(statistics.median(column) for column in zip(*rounds, strict=True)))
 

@@ -66,6 +66,7 @@ def profile_of(
         blocks=tuple(map(_bytes_of, parts.blocks)),
         after=_bytes_of(parts.after),
         boundary_bytes=parts.boundary_bytes,
+        sent_bytes=forecast.sent_bytes,
         batch=sum(microbatch.size for microbatch in microbatches),
         batches=len(microbatches),
         order=forecast.order,

@@ -52,13 +52,16 @@ class SplitPlan(NamedTuple):
 
 
 class SplitForecast:
-    """Speeds of this worker and of its group. ``plan``: of the newest placement, if speeds are known."""
+    """Speeds of this worker and of its group. ``plan``: of the newest placement, if speeds are known.
 
-    def __init__(self, manager: GroupManager, parts: ModelParts, order: StageOrder) -> None:
+    ``sent_bytes``: what travels of a micro-batch from a stage to the next one.
+    """
+
+    def __init__(self, manager: GroupManager, parts: ModelParts, order: StageOrder, sent_bytes: int) -> None:
         self.block = BlockSpeed()
         self.plan: SplitPlan | None = None
-        self._manager, self._parts, self.order = manager, parts, order
-        self._meter = LinkMeter(manager, parts.boundary_bytes)
+        self._manager, self._parts, self.order, self.sent_bytes = manager, parts, order, sent_bytes
+        self._meter = LinkMeter(manager, sent_bytes)
         self._host = (0, 0.0)
         self.group: GroupSpeeds | None = None
 
@@ -79,7 +82,7 @@ class SplitForecast:
     def link_s(self, rank: int) -> float:
         """Return the seconds in which activations reach the next rank, or their gradient comes back."""
         assert self.group is not None
-        links, count = self.group.links, self._parts.boundary_bytes
+        links, count = self.group.links, self.sent_bytes
         if rank + 1 == len(self.group.members):
             return 0.0
         ends = ((rank, rank + 1), (rank + 1, rank))
@@ -95,10 +98,9 @@ class SplitForecast:
             return
         ranks = range(len(runs))
         names = tuple(manager.name_of(rank) for rank in ranks)
-        boundary = self._parts.boundary_bytes
-        stages = stage_times(runs, ranks, names, speeds, group.links, boundary)
+        stages = stage_times(runs, ranks, names, speeds, group.links, self.sent_bytes)
         commit_s = commit_seconds(self._parts, runs, ranks, group.links)
-        step = predict_split_step(stages, batches, self.order, commit_s, overlaps=True)
+        step = predict_split_step(stages, batches, self.order, commit_s)
         self.plan = SplitPlan(done, names, batches, self.order, step)
         if manager.rank == 0:
             log.warning("predicted: %s", step.sentence)

@@ -74,9 +74,9 @@ _speeds = msgspec.msgpack.Decoder(MemberSpeed)
 class LinkMeter:
     """Rates of the links of this worker's machine, by the other machine. It keeps what it has measured."""
 
-    def __init__(self, manager: GroupManager, boundary_bytes: int) -> None:
+    def __init__(self, manager: GroupManager, sent_bytes: int) -> None:
         self._manager = manager
-        self._bytes = min(max(boundary_bytes, _LEAST), _MOST)
+        self._bytes = min(max(sent_bytes, _LEAST), _MOST)
         self._measured: dict[str, tuple[float, float]] = {}  # rate and latency by machine
 
     def exchange(self, own: MemberSpeed) -> GroupSpeeds:

@@ -13,7 +13,7 @@ from barnraise.training.group.single import SingleWorkerManager
 from barnraise.training.pipeline.prediction.forecast import SplitForecast
 from barnraise.training.pipeline.prediction.group_speeds import GroupSpeeds, MemberSpeed
 
-PARTS = ModelParts(PartSize(0), (PartSize(1000, 10),) * 6, PartSize(0), 1_000_000)
+PARTS = ModelParts(PartSize(0), (PartSize(1000, 10),) * 6, PartSize(0), 4_000_000)
 LINKS = LinkRates(((1e9, 1e7), (2e7, 1e9)), ((0.0, 0.001), (0.003, 0.0)))
 
 
@@ -25,7 +25,7 @@ class TwoMachines(SingleWorkerManager):
 
 
 def forecast(*members: MemberSpeed, links: LinkRates = LINKS) -> SplitForecast:
-    made = SplitForecast(TwoMachines(), PARTS, "1F1B")
+    made = SplitForecast(TwoMachines(), PARTS, "1F1B", 1_000_000)
     made.group = GroupSpeeds(members, links)
     return made
 

@@ -27,7 +27,7 @@ NODES = ("aa", "bb", "cc")
 
 
 class Wire:
-    """Messages between the threads of a test. Each rank has a clock, which its long messages move."""
+    """Messages between the threads of a test, and a clock of each rank that its sends move."""
 
     def __init__(self, world: int) -> None:
         self.messages: dict[tuple[int, int], deque[torch.Tensor]] = defaultdict(deque)
