@@ -22,6 +22,7 @@ from barnraise.core.units import counted
 MAX_NAME, MAX_REASON = 64, 300
 MOST_NAMES = 16
 _LOGIN = re.compile(r"(?<=://)[^/\s]*@")  # up to the last @: a password may hold one
+_COMMANDS = re.compile(r"[@<]|\](?=\()")  # @here, <!channel>, [a link](...)
 _MOST_READ = 32768  # characters of a sentence of a record
 
 NoticeState = Literal["done", "failed", "stalled", "running", "unknown", "test"]
@@ -96,8 +97,11 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
         return "; ".join(part for part in parts if part)
 
     def to_json(self) -> dict[str, object]:
-        """Return the notice as a webhook gets it. ``text`` and ``content``: for services that show a line."""
-        line = f"{self.title}: {self.text}"
+        """Return the notice as a webhook gets it. ``text`` and ``content``: for services that show a line.
+
+        In this line, a name is no mention of people and no link, which such services would make of it.
+        """
+        line = _COMMANDS.sub("\\g<0>\u200b", f"{self.title}: {self.text}")
         return {
             "id": self.id,
             "event": self.event,

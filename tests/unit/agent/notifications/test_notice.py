@@ -68,6 +68,15 @@ def test_clean_text_is_one_short_line_without_logins() -> None:
     assert clean("\x1b]0;title\x07") == "?]0;title?"
 
 
+@pytest.mark.parametrize("name", ["@everyone", "<!channel>", "<@123>", "[free](https://evil.org)"])
+def test_name_of_a_machine_is_no_mention_and_no_link_in_a_chat(name: str) -> None:
+    sent = replace(notice(), event="machine-gone", lost_machine=name).to_json()
+    for line in (str(sent["text"]), str(sent["content"])):
+        assert name not in line
+        assert name in line.replace("\u200b", "")
+    assert sent["lost_machine"] == name
+
+
 def test_json_holds_what_services_read() -> None:
     sent = replace(notice(), event="machine-gone", lost_machine="h2").to_json()
     assert sent["text"] == sent["content"] == "h2 is gone from train-k3f9: rank 1 on h1 exited with code 1"
