@@ -32,10 +32,10 @@ class ChangeFacts(NamedTuple):
 def notices_of(old: RunRecord, new: RunRecord, facts: ChangeFacts) -> list[Notice]:
     """Return the notices that the change from one version of a record to a later one calls for.
 
-    A run that a person stopped calls for none.
+    A run that a person stopped calls for none. A provisional end may be followed by another one.
     """
     if new.phase == ENDED:
-        return [] if old.phase == ENDED else _end(old, new, facts)
+        return [] if _has_same_end(old, new) else _end(old, new, facts)
     if new.phase == "stopping":
         return []
     notices = []
@@ -59,6 +59,13 @@ def names_of(nodes: Collection[bytes], name: Callable[[bytes], str]) -> tuple[st
     return tuple(clean(name(node), MAX_NAME) for node in tuple(nodes)[:MOST_NAMES])
 
 
+def _has_same_end(old: RunRecord, new: RunRecord) -> bool:
+    """Tell whether a run has ended before in the same way; the majority only confirms such an end."""
+    if old.phase != ENDED or old.outcome is None or new.outcome is None:
+        return old.phase == ENDED
+    return old.outcome.code == new.outcome.code
+
+
 def _end(old: RunRecord, new: RunRecord, facts: ChangeFacts) -> list[Notice]:
     outcome = new.outcome
     if outcome is None or outcome.is_stop:
@@ -69,7 +76,7 @@ def _end(old: RunRecord, new: RunRecord, facts: ChangeFacts) -> list[Notice]:
         reason += "; the other machines have not confirmed it yet"
     notice = Notice(
         event="done" if is_done else "failed",
-        key=f"end {outcome.code}",
+        key=f"end {outcome.code}" + (" provisional" if new.provisional else ""),
         run=facts.run,
         state="done" if is_done else "failed",
         reason=clean(reason),

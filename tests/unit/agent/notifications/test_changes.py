@@ -64,6 +64,17 @@ def test_end_without_a_quorum_says_so() -> None:
     assert notice.reason == "finished; the other machines have not confirmed it yet"
 
 
+def test_end_that_the_majority_overrules_is_told_again() -> None:
+    alone = replace(ended(0, "finished"), provisional=3)
+    first = only(notices_of(ALL, alone, facts()))
+    failed = only(notices_of(alone, ended(1, "rank 0 on h0 exited with code 1"), facts()))
+    assert (failed.event, failed.reason) == ("failed", "rank 0 on h0 exited with code 1")
+    assert notices_of(alone, replace(alone, provisional=0, version=10), facts()) == [], "it is confirmed"
+    later = only(notices_of(replace(ALL, version=10), replace(ended(0, "finished"), version=11), facts()))
+    assert later.event == "done"
+    assert len({first.key, failed.key, later.key}) == 3, "the outbox takes each of them"
+
+
 def test_machine_that_does_not_answer_is_gone() -> None:
     notice = only(notices_of(ALL, two(), facts(present={H0, H1})))
     assert (notice.event, notice.lost_machine, notice.reason) == (
