@@ -11,6 +11,7 @@ from itertools import accumulate
 import pytest
 from msgspec.structs import replace
 
+from barnraise.agent.notifications.changes import MOST_FILES_S
 from barnraise.agent.notifications.delivery import MAX_ATTEMPTS, RETRIES, TIMEOUT_S
 from barnraise.agent.notifications.notice import MAX_REASON, Notice, with_progress
 from barnraise.agent.notifications.outbox import MAX_OF_RUN
@@ -74,6 +75,7 @@ def test_numbers_are_those_of_the_code() -> None:
     for phrase in (
         f"for {FACTOR:g} times the usual time of a step",
         f"(settings.md) ({duration(LEAST_S)})",
+        f"After {MOST_FILES_S:g} s the notice comes",
         f"At most {MAX_OF_RUN} notices of one run",
         f"tried again after {retries}, and then each {duration(steps[-1])}: {MAX_ATTEMPTS} times,",
         f"each answer may take {duration(TIMEOUT_S)}.",

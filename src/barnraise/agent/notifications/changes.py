@@ -14,6 +14,7 @@ from barnraise.history.entries import MembershipChange
 from barnraise.runs.control.elastic import UNREACHABLE, UNRESPONSIVE
 from barnraise.runs.record import ENDED, NodeReport, RunRecord
 
+MOST_FILES_S = 60.0  # the notice of a success waits so long for the files
 _LEAVES = " leaves"  # what a record says of a machine that left after its last step
 
 
@@ -26,6 +27,15 @@ class ChangeFacts(NamedTuple):
     reports: Mapping[bytes, NodeReport]
     present: Collection[bytes]
     leaving: Collection[bytes]
+    name: Callable[[bytes], str]
+    files: str = ""  # what is to be said of the files of a run that has ended
+
+
+class FileFacts(NamedTuple):
+    """State of the cluster after the end of a run. ``since_s``: seconds since its end was seen here."""
+
+    since_s: float
+    present: Collection[bytes]
     name: Callable[[bytes], str]
 
 
@@ -43,6 +53,24 @@ def notices_of(old: RunRecord, new: RunRecord, facts: ChangeFacts) -> list[Notic
         if isinstance(entry, MembershipChange) and _is_gone(entry, old, new, facts):
             notices.append(_gone(entry, new, facts))
     return notices
+
+
+def files_note(record: RunRecord, reports: Mapping[bytes, NodeReport], facts: FileFacts) -> str | None:
+    """Return what a person should know of the files that a successful run wrote; empty if all are collected.
+
+    Return None while their machine may still report it.
+    """
+    holder = record.results_at or (record.slots[0].node if record.slots else b"")
+    if record.outcome is None or record.outcome.code or not holder:
+        return ""
+    name, report = facts.name(holder), reports.get(holder)
+    if report is not None and report.collected:
+        return f"{name}: {report.words}" if report.words and not report.results else ""
+    if facts.since_s < MOST_FILES_S:
+        return None
+    if holder not in facts.present:
+        return f"the files that it wrote are on {name}, which is not here"
+    return f"the files that it wrote on {name} are not all collected yet"
 
 
 def watched_part(record: RunRecord) -> RunRecord:
@@ -71,7 +99,7 @@ def _end(old: RunRecord, new: RunRecord, facts: ChangeFacts) -> list[Notice]:
     if outcome is None or outcome.is_stop:
         return []
     is_done = outcome.code == 0
-    reason = outcome.sentence
+    reason = f"{outcome.sentence}; {facts.files}" if is_done and facts.files else outcome.sentence
     if new.provisional:
         reason += "; the other machines have not confirmed it yet"
     notice = Notice(

@@ -15,7 +15,14 @@ from typing import Literal
 from msgspec.structs import replace
 
 from barnraise.agent.context import AgentContext
-from barnraise.agent.notifications.changes import ChangeFacts, names_of, notices_of, watched_part
+from barnraise.agent.notifications.changes import (
+    ChangeFacts,
+    FileFacts,
+    files_note,
+    names_of,
+    notices_of,
+    watched_part,
+)
 from barnraise.agent.notifications.delivery import LONGEST_S, RETRIES, Delivery, gives_up
 from barnraise.agent.notifications.desktop import missing_program, show
 from barnraise.agent.notifications.mail import send_mail
@@ -57,6 +64,7 @@ class NotificationService:
         self._paces: dict[str, StepPace] = {}
         # What was last noticed of a run without new steps, and its step then.
         self._silences: dict[str, tuple[str, int | None]] = {}
+        self._ended_at: dict[str, float] = {}  # of runs whose files are awaited
         self._due: dict[int, float] = {}  # when a notice is tried again, by its number
         self._attempts: dict[str, asyncio.Task[None]] = {}  # by target, one at a time
         self._changed = Wakeup()
@@ -213,13 +221,33 @@ class NotificationService:
             old = replace(new, phase="preparing", outcome=None) if entry.has_ended else new
         elif old == new:
             return
+        files = self._files_note(entry) if is_ours and entry.has_ended else ""
+        if files is None:
+            return  # `_look_at_ends` compares it again
+        self._ended_at.pop(entry.run, None)
         progress = training_progress(entry.record, entry.reports)
-        changes = notices_of(old, new, self._facts(entry)) if is_ours else []
+        changes = notices_of(old, new, self._facts(entry, files)) if is_ours else []
         if outbox.save(entry.run, new, [with_progress(notice, progress) for notice in changes]):
             self._changed.wake()
         self._report_problem()
 
-    def _facts(self, entry: RunEntry) -> ChangeFacts:
+    def _files_note(self, entry: RunEntry) -> str | None:
+        """Return what is to be said of the files of a run that has ended; None if that is not known yet."""
+        now = self._loop.time()
+        since_s = now - self._ended_at.setdefault(entry.run, now)
+        facts = FileFacts(since_s, self._context.member.view.nodes, self._name_of)
+        return files_note(entry.record, entry.reports, facts)
+
+    def _look_at_ends(self) -> None:
+        """Compare the runs again that have ended, and whose files were not collected then."""
+        for run in list(self._ended_at):
+            entry = self._registry.runs.get(run)
+            if entry is None or self._outbox is None or not self._outbox.has_targets:
+                del self._ended_at[run]
+            else:
+                self.on_record(entry)
+
+    def _facts(self, entry: RunEntry, files: str) -> ChangeFacts:
         member = self._context.member
         nodes = (*entry.spec.nodes, *entry.record.nodes)
         peers = {node: member.peers.get(node) for node in nodes}
@@ -231,6 +259,7 @@ class NotificationService:
             present=set(member.view.nodes),
             leaving={node for node, peer in peers.items() if peer is not None and peer.leaving is not None},
             name=self._name_of,
+            files=files,
         )
 
     def _is_ours(self, entry: RunEntry) -> bool:
@@ -252,6 +281,7 @@ class NotificationService:
             now = self._loop.time()
             elapsed_s, seen_at = min(now - seen_at, _LONGEST_POLL_S), now
             try:
+                self._look_at_ends()
                 self._look(elapsed_s)
             except BarnraiseError as error:
                 _log.error("stalled runs are not noticed: %s", error.message)

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
-from barnraise.agent.notifications.changes import notices_of, watched_part
+from barnraise.agent.notifications.changes import (
+    MOST_FILES_S,
+    FileFacts,
+    files_note,
+    notices_of,
+    watched_part,
+)
 from barnraise.agent.notifications.notice import Notice
 from barnraise.agent_client.run_requests import STOPPED, RunChange
 from barnraise.runs.record import (
@@ -73,6 +81,35 @@ def test_end_that_the_majority_overrules_is_told_again() -> None:
     later = only(notices_of(replace(ALL, version=10), replace(ended(0, "finished"), version=11), facts()))
     assert later.event == "done"
     assert len({first.key, failed.key, later.key}) == 3, "the outbox takes each of them"
+
+
+@pytest.mark.parametrize(
+    ("report", "since_s", "present", "note"),
+    [
+        ({"collected": True, "results": b"r" * 32, "words": "x"}, 0.0, {H0}, ""),
+        ({"collected": True}, 0.0, {H0}, ""),
+        ({"collected": True, "words": "the results stay in /x: no space"}, 0.0, {H0}, "h0: the results stay"),
+        ({}, MOST_FILES_S - 1, {H0}, None),
+        ({}, MOST_FILES_S, {H0}, "the files that it wrote on h0 are not all collected yet"),
+        ({}, MOST_FILES_S, {H1}, "the files that it wrote are on h0, which is not here"),
+        (None, 0.0, {H0}, None),
+        (None, MOST_FILES_S, {H1}, "the files that it wrote are on h0, which is not here"),
+    ],
+)
+def test_success_says_what_is_missing_of_its_files(
+    report: dict[str, Any] | None, since_s: float, present: set[bytes], note: str | None
+) -> None:
+    state = WorkerState(rank=0, state="ended", start=1)
+    known = {H0: replace(reports(H0, state)[H0], **report)} if report is not None else {}
+    files = FileFacts(since_s, present, lambda node: f"h{node[0]}")
+    result = files_note(ended(0, "finished successfully"), known, files)
+    assert result == note or (note and result and result.startswith(note))
+    assert files_note(ended(1, "failed"), known, files) == "", "a failure is told at once"
+
+
+def test_notice_of_a_success_says_what_is_missing_of_its_files() -> None:
+    done = only(notices_of(ALL, ended(0, "finished successfully"), facts(files="h0: no space")))
+    assert done.reason == "finished successfully; h0: no space"
 
 
 def test_machine_that_does_not_answer_is_gone() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from barnraise.agent.notifications import service
+from barnraise.agent.notifications import changes, service
 from barnraise.agent.notifications.delivery import DELIVERED, Delivery
 from barnraise.agent.notifications.notice import Notice
 from barnraise.agent.notifications.service import NotificationService
@@ -112,6 +112,7 @@ class Scene:
         monkeypatch.setattr(service, "send", self._send)
         monkeypatch.setattr(service, "RETRIES", SteppedBackoff((0.01,)))
         monkeypatch.setattr(service, "_POLL_S", 0.01)
+        monkeypatch.setattr(changes, "MOST_FILES_S", 0.0)
 
     def _send(self, target: Target, notice: Notice) -> Delivery:
         self.sent.append(notice)
@@ -298,6 +299,32 @@ def test_other_machines_learn_whether_there_is_a_target_for_failures(scene: Scen
 
     asyncio.run(scenario())
     assert states == [(False, 0), (False, 1), (True, 2), (True, 3), (False, 4)]
+
+
+def test_success_is_told_when_its_files_are_collected_also_after_a_restart(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(changes, "MOST_FILES_S", 60.0)
+
+    async def scenario() -> None:
+        entry = scene.add_run(Entry(record(H0, H1)))
+        async with scene.run() as made:
+            made.add(HOOK, EVENTS)
+            made.on_record(entry)  # type: ignore[arg-type]
+            end(made, entry)
+            await asyncio.sleep(0.05)
+            assert scene.sent == []
+        async with scene.run() as made:
+            made.on_record(entry)  # type: ignore[arg-type]
+            await asyncio.sleep(0.05)
+            assert scene.sent == []
+            entry.report_step(9)
+            entry.reports[H0] = replace(entry.reports[H0], collected=True, words="no space for the results")
+            await until(lambda: scene.sent)
+            await asyncio.sleep(0.05)
+
+    asyncio.run(scenario())
+    assert [notice.reason for notice in scene.sent] == ["finished successfully; h0: no space for the results"]
 
 
 def test_run_that_ended_before_there_was_a_target_is_not_told(scene: Scene) -> None:
