@@ -73,7 +73,6 @@ class Checkpoints:
         self._folder = folder
         self._signer = signer
         self._writing: threading.Thread | None = None
-        self._failure = ""
         self.before_seal: Callable[[], None] = lambda: None
         self._last: str | None = None
 
@@ -86,9 +85,6 @@ class Checkpoints:
         """Copy the state and start to write it. Do nothing while another one is being written."""
         if self.is_busy:
             return
-        if self._failure:
-            log.warning("the last checkpoint was not written: %s", self._failure)
-            self._failure = ""
         copy = FlatState(parts.skeleton, [tensor.detach().to("cpu", copy=True) for tensor in parts.tensors])
         self._writing = threading.Thread(target=self._write, args=(copy, info), name="barnraise-checkpoint")
         self._writing.start()
@@ -173,7 +169,10 @@ class Checkpoints:
                 remove_tree(self._folder / old)
         except (OSError, SafetensorError, BarnraiseError) as error:  # also raised when the disk is full
             reason = getattr(error, "strerror", None) or getattr(error, "message", None) or error
-            self._failure = f"{reason} in {self._folder}"
+            # At once: after the last checkpoint of a run there is no other occasion.
+            log.warning(
+                "the checkpoint of step %d was not written: %s in %s", info.step, reason, self._folder
+            )
             remove_tree(draft)
 
 
