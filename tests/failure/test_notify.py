@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +18,7 @@ from barnraise.agent_client.notifications.requests import (
     TargetRow,
     TargetsResponse,
 )
+from barnraise.agent_client.queue.requests import ListJobsRequest, QueueResponse
 from barnraise.agent_client.run_requests import WatchRequest, WatchResponse
 from benchmarks.agents.local import LocalAgents
 from tests.notice_servers import HttpTarget, certificate, http_target, mail_target
@@ -72,11 +75,11 @@ class NotifyingAgents(LocalAgents):
             "BARNRAISE_NOTIFICATIONS_STALLED_S": "3",
         }
 
-    def add_target(self, *words: str, secrets: str = "") -> str:
-        """Add a target on h0 as a person does, and return what the command prints."""
+    def add_target(self, *words: str, secrets: str = "", place: int = 0) -> str:
+        """Add a target on a machine as a person does, and return what the command prints."""
         done = subprocess.run(
             [sys.executable, "-m", "barnraise.cli.main", "notify", "add", *words],
-            env=self.environment(0),
+            env=self.environment(place),
             cwd=self.root,
             input=secrets,
             capture_output=True,
@@ -86,9 +89,9 @@ class NotifyingAgents(LocalAgents):
         )
         return done.stdout + done.stderr
 
-    def targets(self) -> tuple[TargetRow, ...]:
-        """Return the targets of h0."""
-        return self.ask(0, ListTargetsRequest(), TargetsResponse).targets
+    def targets(self, place: int = 0) -> tuple[TargetRow, ...]:
+        """Return the targets of a machine."""
+        return self.ask(place, ListTargetsRequest(), TargetsResponse).targets
 
     def step(self, run: str) -> int:
         """Return the newest step of a run that h0 knows."""
@@ -112,8 +115,9 @@ def formed(tls: tuple[Path, object]) -> Iterator[NotifyingAgents]:
 @pytest.fixture
 def agents(formed: NotifyingAgents) -> NotifyingAgents:
     formed.restore()
-    for row in formed.targets():
-        formed.ask(0, RemoveTargetRequest(row.name), TargetsResponse)
+    for place in range(formed.count):
+        for row in formed.targets(place):
+            formed.ask(place, RemoveTargetRequest(row.name), TargetsResponse)
     return formed
 
 
@@ -230,6 +234,69 @@ def test_end_that_the_starter_missed_is_told_after_its_return(agents: NotifyingA
         assert other.received == []
     (notice,) = notices(hook)
     assert notice["run"] == run
+
+
+def test_notice_is_sent_once_while_the_disk_takes_nothing(agents: NotifyingAgents, folder: Path) -> None:
+    """Another program keeps the outbox of h0 locked while the run ends."""
+    with http_target() as hook:
+        agents.add_target(f"webhook={hook.url}/hook")
+        run = start(agents, folder, "wait.py", "--on", "h1")
+        agents.until(lambda: _phase(agents, 0, run) == "running", "the script runs")
+        with contextlib.closing(sqlite3.connect(agents.state(0) / "notifications.db")) as other:
+            other.execute("BEGIN IMMEDIATE")
+            (folder.parent / "marks" / "go").touch()
+            agents.until(lambda: events(hook) == ["done"], "the end is told")
+            agents.until(lambda: "a restart may lose or repeat them" in _note(agents), "the person is told")
+            shown = agents.type(0, "doctor", folder=folder).stdout
+            assert "notifications.db cannot be written" in " ".join(shown.split())
+            other.rollback()
+        agents.until(lambda: not _note(agents), "all is saved")
+        agents.kill(0)
+        agents.start(0)
+        agents.until(lambda: agents.members(0) == 3, "h0 is back")
+        (row,) = agents.targets()
+        assert (row.waiting, row.delivered) == (0, 1)
+        assert events(hook) == ["done"]
+
+
+def test_attempt_that_fails_while_the_adder_is_off_is_told_by_another_machine(
+    agents: NotifyingAgents, folder: Path
+) -> None:
+    """All have a target. h0 adds the job and is off, h2 trains, so h1 or h2 sends."""
+    begun = "(Path(sys.argv[1]) / 'begun').touch()"
+    (folder / "fail.py").write_text(
+        f"import sys\nfrom pathlib import Path\n{begun}\n{PLAIN}raise ValueError\n"
+    )
+    with http_target() as own, http_target() as other:
+        agents.add_target(f"webhook={own.url}/own")
+        for place in (1, 2):
+            agents.add_target(f"webhook={other.url}/h{place}", place=place)
+        words = ("--env", "agent", "--on", "h2", "--retries", "0", "fail.py", str(folder.parent / "marks"))
+        added = agents.type(0, "queue", "add", *words, folder=folder)
+        assert added.returncode == 0, added.stderr
+        agents.until(lambda: (folder.parent / "marks" / "begun").exists(), "the script runs on h2")
+        agents.kill(0)
+        agents.until(lambda: agents.members(1) == 2, "the others go on")
+        (folder.parent / "marks" / "go").touch()
+        agents.until(lambda: events(other) == ["failed"], "the failure is told")
+        agents.until(lambda: _job_state(agents, 1) == "failed", "the job has failed")
+        agents.start(0)
+        agents.until(lambda: _job_state(agents, 0) == "failed", "h0 learns of it")
+        agents.until(lambda: agents.members(0) == 3, "h0 is back")
+        assert events(other) == ["failed"]
+        assert own.received == []
+    (notice,) = notices(other)
+    assert notice["sender"] in ("h1", "h2")
+
+
+def _note(agents: NotifyingAgents) -> str:
+    return agents.ask(0, ListTargetsRequest(), TargetsResponse).note
+
+
+def _job_state(agents: NotifyingAgents, place: int) -> str:
+    """Return the state of the newest job."""
+    jobs = agents.ask(place, ListJobsRequest(), QueueResponse).jobs
+    return max(jobs, key=lambda row: row.job).state
 
 
 def _phase(agents: NotifyingAgents, place: int, run: str) -> str:

@@ -21,6 +21,12 @@ class Mutation(NamedTuple):
 
 MEMBERSHIP = (
     Mutation(
+        "own-standstill-is-silence",
+        "        return min(now, max(self._last_tick, self._peer_table.woke_at) + TICK_S)",
+        "        return now",
+        ("test_standstill.py",),
+    ),
+    Mutation(
         "quorum-of-half",
         "return 2 * yes > len(counted) or (2 * yes == len(counted) and counted[0] in agreeing)",
         "return 2 * yes >= len(counted)",
@@ -304,6 +310,24 @@ NOTICES = (
         " or change.node in facts.leaving:",
         ":",
         ("agent/notifications/test_changes.py",),
+    ),
+    Mutation(
+        "encoded-word-in-a-header",
+        '.replace("=?", "= ?")',
+        "",
+        ("agent/notifications/test_mail.py",),
+    ),
+    Mutation(
+        "change-lost-by-a-full-disk",
+        "        else:\n            self.save_all()\n        return result",
+        "        else:\n            self._save(change)\n        return result",
+        ("agent/notifications/test_outbox.py",),
+    ),
+    Mutation(
+        "stall-of-a-machine-that-is-not-heard",
+        " or pace.heard_s < _RETURN_S",
+        "",
+        ("agent/notifications/test_stall.py",),
     ),
     Mutation(
         "mail-without-tls",
