@@ -22,7 +22,7 @@ from barnraise.core.units import counted
 MAX_NAME, MAX_REASON = 64, 300
 MOST_NAMES = 16
 _LOGIN = re.compile(r"(?<=://)[^/\s]*@")  # up to the last @: a password may hold one
-_COMMANDS = re.compile(r"[@<]|\](?=\()")  # @everyone, <!channel>, [a link](...)
+_COMMANDS = re.compile(r"[@<]|\](?=\()")  # @here, <!channel>, [a link](...)
 _MOST_READ = 32768  # characters of a sentence of a record
 
 NoticeState = Literal["done", "failed", "stalled", "running", "unknown", "test"]

@@ -69,7 +69,7 @@ def test_clean_text_is_one_short_line_without_logins() -> None:
 
 
 @pytest.mark.parametrize("name", ["@everyone", "<!channel>", "<@123>", "[free](https://evil.org)"])
-def test_name_of_a_machine_mentions_nobody_and_links_nowhere_in_a_chat(name: str) -> None:
+def test_name_of_a_machine_is_no_mention_and_no_link_in_a_chat(name: str) -> None:
     sent = replace(notice(), event="machine-gone", lost_machine=name).to_json()
     for line in (str(sent["text"]), str(sent["content"])):
         assert name not in line
