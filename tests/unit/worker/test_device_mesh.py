@@ -56,6 +56,6 @@ def test_hybrid_sharding_continues_on_fewer_machines(tmp_path: Path) -> None:
     assert two["losses"] == pytest.approx(expected[3:], rel=1e-5)
 
 
-def test_the_process_group_comes_first() -> None:
+def test_mesh_without_a_process_group_is_refused() -> None:
     with pytest.raises(RunError, match="needs the process group"):
         barnraise.device_mesh()

@@ -50,7 +50,7 @@ class WeightFiles:
         return list(self._files)
 
     def read(self, name: str) -> torch.Tensor:
-        """Return a tensor."""
+        """Return a tensor, read from its file."""
         with safe_open(self._files[name], framework="pt") as opened:
             tensor: torch.Tensor = opened.get_tensor(name)
         return tensor
@@ -77,12 +77,12 @@ class StageWeights:
     def load(self, names: Iterable[str]) -> None:
         """Give memory to these parameters, and fill them."""
         wanted = [name for name in sorted(names) if self._parameter(name).is_meta]
-        found = (
+        sources = (
             {name: self._sources.find(self._aliases[name]) for name in wanted}
             if self._sources is not None
             else {}
         )
-        missing = [name for name in wanted if found.get(name) is None]
+        missing = [name for name in wanted if sources.get(name) is None]
         frozen = [name for name in missing if not self._parameter(name).requires_grad]
         if self._files is not None and frozen:
             raise RunError(
@@ -93,7 +93,7 @@ class StageWeights:
             self._set(name, torch.empty_like(self._parameter(name), device="cpu"))
         self._initialize(missing)
         by_source: dict[StoredSource, list[str]] = {}
-        for name, source in found.items():
+        for name, source in sources.items():
             if source is not None:
                 by_source.setdefault(source, []).append(name)
         for source, targets in by_source.items():  # one at a time, so that only one is there twice

@@ -22,7 +22,7 @@ def ranks_of(machines: str, memory: int = 0) -> list[MeshRank]:
     return [MeshRank(machine, memory) for machine in machines]
 
 
-def test_a_machine_with_several_ranks_is_a_shard_group() -> None:
+def test_machine_with_several_ranks_is_a_shard_group() -> None:
     layout = choose_mesh(ranks_of("aabb"), {}, 0)
     assert layout.shard_groups == ((0, 1), (2, 3))
     assert "2 ranks of one machine share the shards" in layout.why
@@ -48,7 +48,7 @@ def test_shard_groups_take_the_fastest_links() -> None:
     assert "2 groups of them hold replicas" in layout.why
 
 
-def test_a_group_grows_beyond_a_machine_only_if_it_must() -> None:
+def test_group_grows_beyond_a_machine_only_if_it_must() -> None:
     inside = choose_mesh(ranks_of("aabb", 8 * GB), {}, 12 * GB)
     assert inside.shard_groups == ((0, 1), (2, 3))
     across = choose_mesh(ranks_of("aabb", 8 * GB), {}, 20 * GB)
@@ -59,7 +59,7 @@ def test_unequal_machines_share_all_or_nothing() -> None:
     assert choose_mesh(ranks_of("aab", 8 * GB), {}, 12 * GB).shard_groups == ((0, 1, 2),)
 
 
-def test_a_small_rank_decides() -> None:
+def test_small_rank_decides_the_size() -> None:
     ranks = [MeshRank("a", 16 * GB), MeshRank("b", 4 * GB), MeshRank("c", 16 * GB), MeshRank("d", 16 * GB)]
     assert choose_mesh(ranks, {}, 12 * GB).shard_groups == ((0, 1, 2, 3),)
 

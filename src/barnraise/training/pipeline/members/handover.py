@@ -1,7 +1,7 @@
-"""Handover of trained state before machines leave on purpose: to whom, and when. The plan is pure.
+"""Handover of trained state before machines leave on purpose. The plan is pure.
 
-Machines that leave finish the step with their group. All that is held by them alone then gets holders among
-those that stay: two, on different machines if possible, because another one may leave in the same moment.
+Machines that leave finish the step with their group. What they alone hold then gets two holders among those
+that stay. The two are on different machines if possible, because another one may leave in the same moment.
 """
 
 from __future__ import annotations
