@@ -238,7 +238,7 @@ MOVED_STATE_BYTES = _worker(
     name="barnraise_moved_state_bytes_total",
     kind="counter",
     unit="bytes",
-    help="Trained state that this worker received because the blocks of a split model were placed anew.",
+    help="Trained state that this worker received because the blocks of a split model were placed again.",
 )
 COLLECTIVE_TIME = _worker(
     name="barnraise_collective_duration_seconds",

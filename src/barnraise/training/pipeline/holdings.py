@@ -98,7 +98,8 @@ def decide_regroup(members: Sequence[MemberHoldings], units: int) -> RegroupDeci
     """
     if len({member.model for member in members}) > 1:
         raise ProtocolError(
-            "the workers of this group do not train the same model with the same options of run.split"
+            "the workers of this group do not train the same model with the same options of run.split",
+            hint="Give all machines the same script, options and model files.",
         )
     old = [(rank, member) for rank, member in enumerate(members) if not member.is_fresh]
     if not old:

@@ -26,7 +26,9 @@ from barnraise.core.errors import RunError
 LossFunction = Callable[[nn.Module, Any], torch.Tensor]
 
 _BEFORE = -1
+_MOST_SHOWN = 8
 _OWN_MODEL = "See docs/split.md for the models that can be split."
+_OTHER_LIST = 'Name another list, such as blocks="model.layers". ' + _OWN_MODEL
 
 
 class BlockForm(NamedTuple):
@@ -87,7 +89,7 @@ def find_blocks(model: nn.Module, path: str | None = None) -> str:
         if len(matches) != 1:
             raise RunError(
                 f"the model has {len(matches)} lists of blocks called {path}",
-                hint="Give the name that model.named_modules() shows.",
+                hint=f"Give one of {', '.join(sorted(lists, key=len)[:_MOST_SHOWN]) or 'its own lists'}.",
             )
         return matches[0]
     sizes = {name: len(module) for name, module in lists.items() if isinstance(module, nn.ModuleList)}
@@ -187,7 +189,7 @@ class _Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if any(id(leaf) in self._rest for leaf in leaves):
             raise RunError(
                 f"the model uses more than the first value that the blocks of {self._path} return",
-                hint=_OWN_MODEL,
+                hint="Switch off what uses them, such as a loss of the routers. " + _OWN_MODEL,
             )
         used = (self.names.get(id(leaf)) for leaf in leaves)
         self._used[self._part].update(name for name in used if name is not None)
@@ -212,15 +214,16 @@ class _Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _entering(self, number: int) -> Callable[..., Any]:
         def enter(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if number != len(self._called):
-                raise RunError(f"the blocks of {self._path} are not called once, in order", hint=_OWN_MODEL)
+                raise RunError(f"the blocks of {self._path} are not called once, in order", hint=_OTHER_LIST)
             self._called.append(number)
             place: int | str = 0 if args else next(iter(kwargs), 0)
             hidden = args[0] if args else kwargs.get(str(place))
             if not isinstance(hidden, torch.Tensor) or not hidden.is_floating_point():
-                raise RunError(f"the first argument of {self._path}.{number} is no tensor", hint=_OWN_MODEL)
+                raise RunError(f"the first argument of {self._path}.{number} is no tensor", hint=_OTHER_LIST)
             if number > 0 and hidden is not self._last_output:
                 raise RunError(
-                    f"the model changes the activations between the blocks of {self._path}", hint=_OWN_MODEL
+                    f"the model changes the activations between the blocks of {self._path}",
+                    hint="Move what happens there into the blocks. " + _OWN_MODEL,
                 )
             self._argument = place
             self._forms.add((tuple(hidden.shape), hidden.dtype))
@@ -230,7 +233,7 @@ class _Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if isinstance(value, torch.Tensor) and value.requires_grad:
                     raise RunError(
                         f"{self._path}.{number} receives a second value that depends on parameters",
-                        hint=_OWN_MODEL,
+                        hint="Compute it inside of the block. " + _OWN_MODEL,
                     )
             self._part = number
             fresh = hidden.detach().requires_grad_()
@@ -244,7 +247,7 @@ class _Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             hidden = output[0] if is_tuple else output
             others = output[1:] if is_tuple else ()
             if not isinstance(hidden, torch.Tensor):
-                raise RunError(f"what {self._path}.{number} returns begins with no tensor", hint=_OWN_MODEL)
+                raise RunError(f"what {self._path}.{number} returns begins with no tensor", hint=_OTHER_LIST)
             self._length = len(output) if is_tuple else 0
             self._check(hidden, number, f"what {self._path}.{number} returns")
             self._forms.add((tuple(hidden.shape), hidden.dtype))
@@ -264,7 +267,7 @@ class _Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if foreign:
             raise RunError(
                 f"{what} depends on {min(foreign)} in another way than through the blocks before",
-                hint=_OWN_MODEL,
+                hint="Compute it from the activations of the last block. " + _OWN_MODEL,
             )
 
     def outline(self) -> ModelOutline:
@@ -272,10 +275,10 @@ class _Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         count = len(self._blocks)
         if len(self._called) != count:
             raise RunError(
-                f"the forward pass calls {len(self._called)} of the {count} blocks", hint=_OWN_MODEL
+                f"the forward pass calls {len(self._called)} of the {count} blocks", hint=_OTHER_LIST
             )
         if len(self._forms) > 1:
-            raise RunError("the activations do not have one shape between all blocks", hint=_OWN_MODEL)
+            raise RunError("the activations do not have one shape between all blocks", hint=_OTHER_LIST)
         self._check(self.result, count, "the loss")
         [(shape, dtype)] = self._forms
         return ModelOutline(

@@ -51,7 +51,18 @@ class SplitOptions(NamedTuple):
     base: BaseForm = "exact"
 
     def check(self) -> None:
-        """Raise RunError if an option has a value that does not exist."""
+        """Raise RunError if an option has an unknown value, or is an object in place of a function."""
+        example = "lambda parameters: torch.optim.AdamW(parameters, lr=1e-4)"
+        if not callable(self.optimizer):
+            raise RunError(
+                "run.split needs a function that makes an optimizer, as each machine makes its own",
+                hint=f"Pass optimizer={example}.",
+            )
+        if self.scheduler is not None and not callable(self.scheduler):
+            raise RunError(
+                "run.split needs a function that makes a scheduler, as each machine makes its own",
+                hint="Pass scheduler=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 100).",
+            )
         for name, value, known in (
             ("order", self.order, ORDERS),
             ("activations", self.activations, ACTIVATIONS),
@@ -97,6 +108,7 @@ class SplitTraining:
                 "a model with weights in memory cannot be split",
                 hint="Build it in `with run.empty():`, and give weights=FOLDER.",
             )
+        _check_model(model)
         path = find_blocks(model, options.blocks)
         if options.base == "int8":
             if files is None:
@@ -155,7 +167,18 @@ class SplitTraining:
 
     def train_step(self, batch: SplitBatch) -> float:
         """Train on a batch, on all machines together. Return its loss, which is the same on each."""
+        if not isinstance(batch, SplitBatch):
+            raise RunError(
+                f"model.train_step got {type(batch).__name__} in place of a batch of run.split",
+                hint="Loop over the batches that run.split has returned, not over the loader.",
+            )
         return self.loop.reach(batch.target)
+
+    def __call__(self, *_: object, **__: object) -> None:
+        raise RunError(
+            "a split model cannot be called, because no machine has all of it",
+            hint="Call model.train_step(batch) in the loop.",
+        )
 
     def __len__(self) -> int:
         """Return the steps of an epoch."""
@@ -201,7 +224,12 @@ class SplitTraining:
 def loss_of_output(model: nn.Module, inputs: Any) -> torch.Tensor:
     """Return the loss of a model that computes it from its inputs, as those of Transformers do."""
     output = model(**inputs) if isinstance(inputs, Mapping) else model(*inputs)
-    loss: torch.Tensor = output.loss
+    loss = getattr(output, "loss", None)
+    if not isinstance(loss, torch.Tensor):
+        raise RunError(
+            f"{type(model).__name__} returns no loss",
+            hint="Put labels into the batches, or pass loss=lambda model, inputs: ... to run.split.",
+        )
     return loss
 
 
@@ -230,6 +258,21 @@ def measure_parts(model: nn.Module, outline: ModelOutline) -> ModelParts:
 
     boundary = math.prod(outline.shape) * outline.dtype.itemsize
     return ModelParts(size(outline.before), tuple(map(size, outline.blocks)), size(outline.after), boundary)
+
+
+def _check_model(model: nn.Module) -> None:
+    """Raise RunError if nothing of a model is trained, or if its buffers have no memory."""
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise RunError(
+            "no parameter of the model is trained",
+            hint="Add an adapter, for example by get_peft_model(model, LoraConfig(r=8)).",
+        )
+    for name, buffer in model.named_buffers():
+        if buffer.is_meta:
+            raise RunError(
+                f"the buffer {name} has no memory, and no file has its values",
+                hint="Build the model in `with run.empty():`, which keeps buffers.",
+            )
 
 
 def _refuse_trained_ties(model: nn.Module, outline: ModelOutline) -> None:

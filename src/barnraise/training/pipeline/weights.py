@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from blake3 import blake3
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from barnraise.core.errors import RunError
@@ -31,12 +31,15 @@ class WeightFiles:
         self.folder = folder
         self._files: dict[str, Path] = {}
         for path in sorted(folder.glob("*.safetensors")):
-            with safe_open(path, framework="pt") as opened:
-                self._files.update(dict.fromkeys(opened.keys(), path))
+            try:
+                with safe_open(path, framework="pt") as opened:
+                    self._files.update(dict.fromkeys(opened.keys(), path))
+            except SafetensorError as error:
+                raise RunError(f"{path} cannot be read: {error}", hint="Download this file again.") from error
         if not self._files:
             raise RunError(
                 f"there are no weights in {folder}",
-                hint="Give the folder of a model with .safetensors files.",
+                hint="Give a folder with .safetensors files, as barnraise.model_path(NAME) does.",
             )
 
     @property
@@ -45,7 +48,7 @@ class WeightFiles:
         return list(self._files)
 
     def read(self, name: str) -> torch.Tensor:
-        """Return a tensor."""
+        """Return the tensor of this name."""
         with safe_open(self._files[name], framework="pt") as opened:
             tensor: torch.Tensor = opened.get_tensor(name)
         return tensor
@@ -72,23 +75,23 @@ class StageWeights:
     def load(self, names: Iterable[str]) -> None:
         """Give memory to these parameters, and fill them."""
         wanted = [name for name in sorted(names) if self._parameter(name).is_meta]
-        found = (
+        sources = (
             {name: self._sources.find(self._aliases[name]) for name in wanted}
             if self._sources is not None
             else {}
         )
-        missing = [name for name in wanted if found.get(name) is None]
+        missing = [name for name in wanted if sources.get(name) is None]
         frozen = [name for name in missing if not self._parameter(name).requires_grad]
         if self._files is not None and frozen:
             raise RunError(
                 f"the model's files lack {frozen[0]}, which is not trained either",
-                hint="Build the model from the config of the same folder, with the same class.",
+                hint="Build the model from the config of the same folder, with the class of its files.",
             )
         for name in wanted:
             self._set(name, torch.empty_like(self._parameter(name), device="cpu"))
         self._initialize(missing)
         by_source: dict[StoredSource, list[str]] = {}
-        for name, source in found.items():
+        for name, source in sources.items():
             if source is not None:
                 by_source.setdefault(source, []).append(name)
         for source, targets in by_source.items():  # one at a time, so that only one is there twice

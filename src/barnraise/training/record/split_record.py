@@ -138,6 +138,6 @@ class SplitRecord:
                 callback(title, blocks, "; ".join(why))
 
     def count_moved(self, states: Mapping[str, Any]) -> None:
-        """Count trained state that this worker has received because the blocks were placed anew."""
+        """Count trained state that this worker has received because the blocks were placed again."""
         leaves = tree_leaves(states)
         self._moved.inc(sum(leaf.nbytes for leaf in leaves if isinstance(leaf, torch.Tensor)))

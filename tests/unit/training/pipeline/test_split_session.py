@@ -118,6 +118,63 @@ def test_unknown_options_are_refused_with_the_known_ones(
     assert caught.value.hint == hint
 
 
+def test_objects_in_place_of_functions_are_refused_with_an_example(base: Path) -> None:
+    parameter = nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    with pytest.raises(RunError, match="a function that makes an optimizer") as caught:
+        make_session().split(BlockModel(), loader(), weights=base, optimizer=optimizer)  # type: ignore[arg-type]
+    assert "optimizer=lambda parameters:" in caught.value.hint
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    with pytest.raises(RunError, match="a function that makes a scheduler"):
+        split(make_session(), base, scheduler=scheduler)
+
+
+def test_batch_of_the_loader_is_refused(base: Path) -> None:
+    model, _ = split(make_session(), base)
+    with pytest.raises(RunError, match=r"train_step got dict in place of a batch of run\.split"):
+        model.train_step(next(iter(loader())))
+
+
+def test_call_of_a_split_model_says_what_to_call(base: Path) -> None:
+    model, _ = split(make_session(), base)
+    with pytest.raises(RunError, match="cannot be called") as caught:
+        model(ids=torch.zeros(1, 2))
+    assert "train_step" in caught.value.hint
+
+
+def test_model_without_anything_trained_is_refused(base: Path) -> None:
+    run = make_session()
+    with run.empty():
+        model = BlockModel().requires_grad_(False)
+    with pytest.raises(RunError, match="no parameter of the model is trained"):
+        split(run, base, model)
+
+
+def test_buffers_without_memory_are_refused(base: Path) -> None:
+    with torch.device("meta"):
+        model = BlockModel()
+    with pytest.raises(RunError, match="the buffer scale has no memory") as caught:
+        split(make_session(), base, model)
+    assert "run.empty()" in caught.value.hint
+
+
+class _Silent(BlockModel):
+    """The model returns no loss, as those of Transformers do without labels."""
+
+    def forward(self, ids: torch.Tensor, labels: torch.Tensor) -> Any:
+        super().forward(ids, labels)
+        return {"logits": ids}
+
+
+def test_model_without_a_loss_is_refused(base: Path) -> None:
+    run = make_session()
+    with run.empty():
+        model = _Silent()
+    with pytest.raises(RunError, match="_Silent returns no loss") as caught:
+        split(run, base, model)
+    assert "labels" in caught.value.hint
+
+
 def test_base_without_files_cannot_be_in_int8() -> None:
     with pytest.raises(RunError, match="a base without weights cannot be held in int8"):
         split(make_session(), None, base="int8")

@@ -177,9 +177,13 @@ def test_tied_weight_is_found_under_either_name(base: Path) -> None:
     assert model.head.weight is model.embed.weight
 
 
-def test_folder_without_weights_is_refused(tmp_path: Path) -> None:
+def test_folders_without_readable_weights_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="no weights in"):
         WeightFiles(tmp_path)
+    (tmp_path / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1")
+    with pytest.raises(RunError, match=r"model\.safetensors cannot be read") as caught:
+        WeightFiles(tmp_path)
+    assert caught.value.hint == "Download this file again."
 
 
 class _Shortcut(BlockModel):
@@ -295,8 +299,9 @@ def test_list_of_blocks_is_found_or_named() -> None:
     with pytest.raises(RunError, match="2 lists of that length"):
         find_blocks(two)
     assert find_blocks(two, "b") == "b"
-    with pytest.raises(RunError, match="0 lists of blocks called c"):
+    with pytest.raises(RunError, match="0 lists of blocks called c") as caught:
         find_blocks(two, "c")
+    assert caught.value.hint == "Give one of a, b."
     with pytest.raises(RunError, match="no such list"):
         find_blocks(nn.Sequential(nn.Linear(2, 2)))
 

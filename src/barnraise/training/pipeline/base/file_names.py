@@ -46,10 +46,9 @@ class FileNames:
         tensors = (*model.named_parameters(remove_duplicate=False), *model.named_buffers())
         known = {self.plain_name(name) for name, _ in tensors}
         if base is None:
-            found = {name: _copied(name, name) for name in stored if name in known}
+            self._sources = {name: _copied(name, name) for name in stored if name in known}
         else:
-            found = _converted(base[1], stored, known)
-        self._sources = found
+            self._sources = _converted(base[1], stored, known)
 
     def plain_name(self, name: str) -> str:
         """Return the name that a tensor of the model has without adapters and wrappers."""
