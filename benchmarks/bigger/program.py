@@ -25,6 +25,8 @@ from torch.utils.data import DataLoader
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import barnraise
+from barnraise.core import metrics
+from barnraise.core.metrics import catalogue
 from barnraise.training.pipeline.weights import StageWeights
 
 MARKS, BASE = Path(os.environ["MARKS"]), os.environ["BASE"]
@@ -63,18 +65,19 @@ def trained_bytes(model: torch.nn.Module) -> int:
 
 def busy_seconds(split: Any) -> float:
     """Return the seconds that this machine computed in the newest step."""
-    return float(split.loop._stage.busy_s)
+    return float(split.loop._held.stage.busy_s)
 
 
-def moved_bytes(split: Any) -> int | None:
-    """Return the bytes of trained state that this process has received; None if nothing counts them."""
-    return None
+def moved_bytes() -> int:
+    """Return the bytes of trained state that this process has received because blocks moved."""
+    name = catalogue.MOVED_STATE_BYTES.name
+    return int(sum(each.value for each in metrics.registry.samples() if each.name == name))
 
 
 def predicted_seconds(split: Any) -> float | None:
-    """Return the seconds that a step should take in the newest placement; None if nothing predicts them."""
-    forecast = getattr(split.loop, "forecast", None)
-    return float(forecast.plan.step.step_s) if forecast is not None and forecast.plan is not None else None
+    """Return the seconds that a step should take in the newest placement; None if no speed is known."""
+    plan = split.loop.forecast.plan
+    return float(plan.step.step_s) if plan is not None else None
 
 
 def main() -> None:
@@ -99,7 +102,7 @@ def main() -> None:
         for batch in batches:
             loss = split.train_step(batch)
             place = [run.step, run._manager.generation, run.world]
-            sizes = [trained_bytes(model), moved_bytes(split), predicted_seconds(split)]
+            sizes = [trained_bytes(model), moved_bytes(), predicted_seconds(split)]
             note("steps", [*place, loss, busy_seconds(split), time.monotonic(), *sizes])
             if last.exists() and run.step >= int(last.read_text()):
                 return
