@@ -154,13 +154,14 @@ def _held(watch: HeldWatch) -> str:
 def kept_blocks(size: Size, hosts: Sequence[LimitedHost]) -> int:
     """Return the blocks that FSDP2 can keep from their forward to their backward pass, by the least memory.
 
-    Beside its shard and the programs, a host holds a block twice while it is gathered, and the next one.
+    Beside its shard and the programs, a host holds blocks while they are gathered, copied and computed. Eight
+    blocks are left for that: with four, the kernel killed a process for lack of memory.
     """
     heads = size.groups * size.width // size.heads
     block = _FLOAT * size.width * (2 * size.width + 2 * heads + 3 * size.inner)
     ends = _FLOAT * size.words * size.width
     shard = (size.layers * block + 2 * ends) / HOSTS
-    free = min(host.limit.memory_bytes for host in hosts) - _PROGRAMS_BYTES - shard - ends - 4 * block
+    free = min(host.limit.memory_bytes for host in hosts) - _PROGRAMS_BYTES - shard - ends - 8 * block
     return max(0, min(size.layers - 1, int(free // block)))
 
 
