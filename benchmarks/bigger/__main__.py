@@ -219,14 +219,14 @@ def figures_of(
         figures["fsdp2_first_loss_gap"] = max(abs(loss - expected[0][1]) for loss in first)
     if (killed := measured.killed) is not None:
         gaps.append(loss_gap(killed.run.workers, expected[-1]))
-        moved = [each for each in killed.moved if each is not None]
         figures |= summary(killed.recoveries) | {
             "kills": len(killed.recoveries),
             "steps_with_kills": killed.steps,
             "micro_batches_with_kills": size.kill_batch,
             "samples_lost": samples_lost(killed.run.workers, killed.steps, size.kill_batch),
             "samples_doubled": samples_doubled(killed.run.workers, size.kill_batch),
-            "stage_state_bytes_moved": max(moved) if moved else None,
+            "stage_state_bytes_moved": max(each.stage for each in killed.moved),
+            "mirror_state_bytes_moved": max(each.mirror for each in killed.moved),
         }
     return figures | {"loss_gap": max(gaps)}
 

@@ -17,8 +17,9 @@ class Row(NamedTuple):
     """A step that one worker has committed. ``at``: seconds of the clock of the whole lab.
 
     ``busy_s``: in which this worker computed. ``trained_bytes``: what its stage trains, with the optimizer.
-    ``moved_bytes``: of trained state that its process has received so far. ``predicted_s``: seconds that the
-    product expects of a step. Both are None if the product does not say.
+    ``moved_bytes``: of trained state that its process has received so far for its own stage.
+    ``mirrored_bytes``: the same as a mirror of others. ``predicted_s``: seconds that the product expects of a
+    step; None if it does not say.
     """
 
     step: int
@@ -28,8 +29,9 @@ class Row(NamedTuple):
     busy_s: float
     at: float
     trained_bytes: int
-    moved_bytes: int | None
+    moved_bytes: int
     predicted_s: float | None
+    mirrored_bytes: int = 0
 
 
 class Call(NamedTuple):
@@ -180,23 +182,27 @@ def recovery_of(kill: Kill, commit: Row, calls: Iterable[Call]) -> Recovery:
     )
 
 
-def moved_over_trained(kill: Kill, commit: Row, workers: Sequence[Sequence[Row]], dead: int) -> float | None:
-    """Return the state that moved because of a death, over what was trained on the machine that died.
+class MovedState(NamedTuple):
+    """State that moved because of a death, over what was trained on the machine that died.
 
-    ``dead``: its place in ``workers``. None if nothing counted the bytes.
+    ``stage``: for the stages of the others, before they continue. ``mirror``: for their mirrors.
     """
+
+    stage: float
+    mirror: float
+
+
+def moved_over_trained(kill: Kill, commit: Row, workers: Sequence[Sequence[Row]], dead: int) -> MovedState:
+    """Return the state that moved because of a death; ``dead``: its place in ``workers``."""
     trained = next((row.trained_bytes for row in reversed(workers[dead]) if row.at <= kill.at), 0)
-    moved = 0
+    stage = mirror = 0
     for place, rows in enumerate(workers):
         before = [row for row in rows if row.at <= kill.at]
         after = [row for row in rows if row.step >= commit.step and row.generation >= commit.generation]
-        if place == dead or not before or not after:
-            continue
-        first, then = before[-1].moved_bytes, after[0].moved_bytes
-        if first is None or then is None:
-            return None
-        moved += then - first
-    return moved / trained if trained else None
+        if place != dead and before and after:
+            stage += after[0].moved_bytes - before[-1].moved_bytes
+            mirror += after[0].mirrored_bytes - before[-1].mirrored_bytes
+    return MovedState(stage / trained, mirror / trained) if trained else MovedState(0.0, 0.0)
 
 
 def summary(recoveries: Sequence[Recovery]) -> dict[str, float | None]:

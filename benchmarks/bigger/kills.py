@@ -15,6 +15,7 @@ from benchmarks.agents.runs import worker_pids
 from benchmarks.bigger.bench import HOSTS, SCRIPT, Bench, SplitRun, finish, say
 from benchmarks.bigger.figures import (
     Kill,
+    MovedState,
     Recovery,
     Row,
     first_commit,
@@ -43,7 +44,7 @@ class KilledRun(NamedTuple):
 
     run: SplitRun
     recoveries: list[Recovery]
-    moved: list[float | None]
+    moved: list[MovedState]
     steps: int
 
 
@@ -68,7 +69,7 @@ class KilledTraining:
         self._bench, self._machines = bench, bench.machines
         self.marks = bench.marks("kills")
         self._recoveries: list[Recovery] = []
-        self._moved: list[float | None] = []
+        self._moved: list[MovedState] = []
 
     def run(self, faults: Sequence[Fault], watch: HeldWatch) -> KilledRun:
         """Train, kill, and return what happened."""
@@ -151,7 +152,7 @@ class KilledTraining:
 
     def _show(self, number: int, fault: Fault, kill: Kill) -> None:
         newest, moved = self._recoveries[-1], self._moved[-1]
-        state = "" if moved is None else f", state moved {moved:.2f} of what it trained"
+        state = f", state moved {moved.stage:.2f} of what it trained, and {moved.mirror:.2f} for mirrors"
         say(
             f"kill {number}: the {fault.kind} of h{fault.place} after step {kill.step}: next commit after "
             f"{newest.kill_to_commit_s:.1f} s (noticed {newest.detect_s:.1f}, group {newest.regroup_s:.1f}, "

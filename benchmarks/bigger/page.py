@@ -78,9 +78,11 @@ LINES = (
     Line("samples_doubled", "samples of steps that count twice", Goal(0)),
     Line(
         "stage_state_bytes_moved",
-        "trained state that hosts received because of a death, over what the dead host trained; the largest",
+        "trained state that hosts received for their stages because of a death, over what the dead host "
+        "trained; the largest",
         Goal(1.1),
     ),
+    Line("mirror_state_bytes_moved", "the same, for the mirrors that they keep of each other"),
 )
 
 

@@ -68,10 +68,11 @@ def busy_seconds(split: Any) -> float:
     return float(split.loop._held.stage.busy_s)
 
 
-def moved_bytes() -> int:
+def moved_bytes(kind: str) -> int:
     """Return the bytes of trained state that this process has received because blocks moved."""
     name = catalogue.MOVED_STATE_BYTES.name
-    return int(sum(each.value for each in metrics.registry.samples() if each.name == name))
+    samples = [each for each in metrics.registry.samples() if each.name == name and kind in each.labels]
+    return int(sum(each.value for each in samples))
 
 
 def predicted_seconds(split: Any) -> float | None:
@@ -102,7 +103,12 @@ def main() -> None:
         for batch in batches:
             loss = split.train_step(batch)
             place = [run.step, run._manager.generation, run.world]
-            sizes = [trained_bytes(model), moved_bytes(), predicted_seconds(split)]
+            sizes = [
+                trained_bytes(model),
+                moved_bytes("stage"),
+                predicted_seconds(split),
+                moved_bytes("mirror"),
+            ]
             note("steps", [*place, loss, busy_seconds(split), time.monotonic(), *sizes])
             if last.exists() and run.step >= int(last.read_text()):
                 return

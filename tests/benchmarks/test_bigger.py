@@ -14,6 +14,7 @@ from benchmarks.bigger.bench import SplitRun
 from benchmarks.bigger.figures import (
     Call,
     Kill,
+    MovedState,
     Recovery,
     Row,
     Traffic,
@@ -46,10 +47,11 @@ def row(
     world: int = 3,
     loss: float = 0.0,
     busy_s: float = 8.0,
-    moved: int | None = 0,
+    moved: int = 0,
+    mirrored: int = 0,
 ) -> Row:
     """Return a row of a worker whose stage trains 300 bytes."""
-    return Row(step, generation, world, loss or float(step), busy_s, at, 300, moved, None)
+    return Row(step, generation, world, loss or float(step), busy_s, at, 300, moved, None, mirrored)
 
 
 def steady(steps: int, busy_s: float) -> list[Row]:
@@ -115,15 +117,13 @@ def test_parts_of_a_recovery_sum_up_to_it() -> None:
 def test_moved_state_is_counted_until_the_commit_on_the_survivors() -> None:
     commit = row(4, 42.0, generation=2, world=2)
     dead = steady(3, 1.0)
-    first = [*steady(3, 1.0), row(4, 42.0, generation=2, world=2, moved=240)]
+    first = [*steady(3, 1.0), row(4, 42.0, generation=2, world=2, moved=240, mirrored=150)]
     second = [
         *steady(3, 1.0),
         row(4, 42.5, generation=2, world=2, moved=90),
         row(5, 50.0, generation=3, moved=900),
     ]
-    assert moved_over_trained(KILL, commit, [first, second, dead], 2) == pytest.approx(1.1)
-    unknown = [each._replace(moved_bytes=None) for each in first]
-    assert moved_over_trained(KILL, commit, [unknown, second, dead], 2) is None
+    assert moved_over_trained(KILL, commit, [first, second, dead], 2) == pytest.approx((1.1, 0.5))
 
 
 def test_percentile_of_ten_recoveries_is_the_longest() -> None:
@@ -170,7 +170,7 @@ def hosts(*limits_mb: int) -> list[LimitedHost]:
 
 def test_fsdp2_keeps_blocks_if_the_host_with_the_least_memory_has_room() -> None:
     size = SIZES["full"]
-    assert kept_blocks(size, hosts(9000, 3300)) == 1
+    assert kept_blocks(size, hosts(9000, 4100)) == 1
     assert kept_blocks(size, hosts(3300, 2500)) == 0
     assert kept_blocks(size, hosts(90_000)) == size.layers - 1
 
@@ -179,7 +179,7 @@ def test_figures_of_a_whole_benchmark_are_complete() -> None:
     workers = [[each._replace(predicted_s=9.5) for each in steady(8, busy_s)] for busy_s in (8.5, 8.0, 7.0)]
     run = SplitRun(workers, [[], [], []], "")
     recoveries = [Recovery(float(number), 1.0, 2.0, 3.0, number - 6.0) for number in range(6, 16)]
-    killed = KilledRun(run, recoveries, [0.5, 1.05], 8)
+    killed = KilledRun(run, recoveries, [MovedState(0.5, 1.0), MovedState(1.05, 2.0)], 8)
     peaks, rivals = HeldWatch(hosts(1000, 1000)), HeldWatch(hosts(1000, 1000))
     peaks.peaks, rivals.peaks = [800_000_000, 900_000_000], [950_000_000, 0]
     rounds = [Round(run, [(1.0, 50.0), (2.0, 104.0), (3.0, 150.0)])] * 2

@@ -238,7 +238,9 @@ MOVED_STATE_BYTES = _worker(
     name="barnraise_moved_state_bytes_total",
     kind="counter",
     unit="bytes",
-    help="Trained state that this worker received because the blocks of a split model were placed again.",
+    own_labels=("kind",),
+    help="Trained state that this worker received because the blocks of a split model were placed again: for "
+    "its stage (stage), or as the mirror of others (mirror).",
 )
 COLLECTIVE_TIME = _worker(
     name="barnraise_collective_duration_seconds",

@@ -492,7 +492,7 @@ class SplitLoop:
             manager.group, transfers, states, schedule, set(decision.holders.values())
         )
         states |= received
-        self.record.count_moved(received)
+        self.record.count_moved(received, held.names_of_run(runs[manager.rank]))
         if decision.holders:
             self._kept.states, self._kept.schedule = states, schedule
         held.build(runs[manager.rank], {other: runs[other] for other in mirrors.mirrored_by(manager.rank)})

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple, Protocol
 
 import torch
@@ -79,7 +79,6 @@ class SplitRecord:
         self._logged = logged
         self._busy_s = 0.0  # of the newest step
         self._sent = metrics.counter(catalogue.ACTIVATION_BYTES)
-        self._moved = metrics.counter(catalogue.MOVED_STATE_BYTES)
 
     @contextlib.contextmanager
     def passes(self, stage: MeasuredStage) -> Iterator[None]:
@@ -161,7 +160,12 @@ class SplitRecord:
             for callback in self.on_placement:
                 callback(PlacementNote(title, blocks, "; ".join(why), step))
 
-    def count_moved(self, states: Mapping[str, Any]) -> None:
-        """Count trained state that this worker has received because the blocks were placed again."""
-        leaves = tree_leaves(states)
-        self._moved.inc(sum(leaf.nbytes for leaf in leaves if isinstance(leaf, torch.Tensor)))
+    def count_moved(self, states: Mapping[str, Any], stage: Collection[str]) -> None:
+        """Count trained state that this worker has received because the blocks were placed again.
+
+        ``stage``: names of what its own stage trains. It mirrors the rest.
+        """
+        for name, state in states.items():
+            kind = "stage" if name in stage else "mirror"
+            leaves = [leaf for leaf in tree_leaves(state) if isinstance(leaf, torch.Tensor)]
+            metrics.counter(catalogue.MOVED_STATE_BYTES, kind).inc(sum(leaf.nbytes for leaf in leaves))

@@ -148,11 +148,11 @@ def test_group_from_a_checkpoint_says_so_until_its_first_commit() -> None:
 
 
 def test_moved_state_is_counted_in_bytes() -> None:
-    def moved() -> float:
-        samples = metrics.registry.samples()
-        return sum(each.value for each in samples if each.name == "barnraise_moved_state_bytes_total")
+    def moved(kind: str) -> float:
+        return metrics.counter(catalogue.MOVED_STATE_BYTES, kind)._value.get()
 
-    record, before = SplitRecord(MetricsLog()), moved()
+    record, before = SplitRecord(MetricsLog()), (moved("stage"), moved("mirror"))
     memory = {"exp_avg": torch.zeros(4), "step": 3}
-    record.count_moved({"w": {"value": torch.zeros(4, dtype=torch.bfloat16), "memory": memory}})
-    assert moved() - before == 24
+    states = {"w": {"value": torch.zeros(4, dtype=torch.bfloat16), "memory": memory}}
+    record.count_moved({**states, "v": {"value": torch.zeros(3), "memory": {}}}, {"w"})
+    assert (moved("stage") - before[0], moved("mirror") - before[1]) == (24, 12)
