@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from barnraise.core import metrics
+from barnraise.core.metrics import catalogue
 from barnraise.history.columns import unpack_column
 from barnraise.history.entries import Entry, GroupStart, MachineSample, PlanAdopted, StepBatch, ValueBatch
 from barnraise.history.merge import merge
