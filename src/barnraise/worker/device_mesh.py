@@ -16,7 +16,7 @@ from barnraise.core.errors import BarnraiseError, RunError
 from barnraise.planning.cost.mesh_layout import MeshLayout, MeshRank, choose_mesh
 from barnraise.training.device_placement import device_of_worker
 from barnraise.training.group.agent_client import WorkerId, read_topology
-from barnraise.training.pipeline.machine_memory import usable_memory
+from barnraise.training.pipeline.machine_memory import free_memory
 
 log = logging.getLogger("barnraise")
 
@@ -47,7 +47,7 @@ def _gather_ranks(device: torch.device) -> list[MeshRank]:
     """Return the machine and the memory of each rank."""
     machine = os.environ.get("BARNRAISE_NODE") or socket.gethostname()
     own = torch.tensor(
-        [*blake3(machine.encode()).digest(_MACHINE_BYTES), *usable_memory(device).to_bytes(8, "little")],
+        [*blake3(machine.encode()).digest(_MACHINE_BYTES), *free_memory(device).to_bytes(8, "little")],
         dtype=torch.uint8,
         device=device,
     )

@@ -1,52 +1,52 @@
-"""Memory that a worker may use on its machine."""
+"""Memory that is free for a worker on its machine."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 import torch
 
-# The limit of a container or a service, in version 2 and in version 1 of Linux's control groups.
-_LIMITS = ("memory.max", "memory.limit_in_bytes")
 _ROOT = Path("/sys/fs/cgroup")
 _OWN = Path("/proc/self/cgroup")
 
 
-def used_memory(device: torch.device) -> int:
-    """Return the bytes that this process and those that it has started take on a device.
+class _Files(NamedTuple):
+    """Files of a control group. ``cache``: lines of its statistics that count droppable page cache."""
 
-    Of an accelerator it is 0: programs are not in its memory.
+    limit: str
+    usage: str
+    cache: tuple[str, str]
+
+
+# In version 2 and in version 1 of Linux's control groups: a container, a service, or a user's session.
+_VERSIONS = (
+    _Files("memory.max", "memory.current", ("active_file", "inactive_file")),
+    _Files("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_active_file", "total_inactive_file")),
+)
+
+
+def free_memory(device: torch.device) -> int:
+    """Return the bytes that are free on a device, beside what this process and all others take.
+
+    Of the CPU, the limits of this process's control groups count, too.
     """
     if device.type != "cpu":
-        return 0
-    own = psutil.Process()
-    total = int(own.memory_info().rss)
-    for child in own.children(recursive=True):
         try:
-            total += int(child.memory_info().rss)
-        except psutil.Error:  # it has ended
-            continue
-    return total
-
-
-def usable_memory(device: torch.device) -> int:
-    """Return the bytes of memory on a device; of the CPU, what the control group of this process allows."""
-    if device.type != "cpu":
-        try:
-            return int(torch.accelerator.get_memory_info(device)[1])
+            return int(torch.accelerator.get_memory_info(device)[0])
         except (RuntimeError, NotImplementedError, AttributeError):  # MPS shares the computer's memory
             pass
-    return min([int(psutil.virtual_memory().total), *_group_limits()])
+    return max(0, min([int(psutil.virtual_memory().available), *_free_in_groups()]))
 
 
-def _group_limits() -> list[int]:
-    """Return the limits of this process's control group and of those above it."""
-    limits = []
+def _free_in_groups() -> Iterator[int]:
+    """Yield what is left below the limit of this process's control group, and of each one above it."""
     try:
         lines = _OWN.read_text().splitlines()
     except OSError:
-        return []
+        return
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if controllers not in ("", "memory") and "memory" not in controllers.split(","):
@@ -55,9 +55,15 @@ def _group_limits() -> list[int]:
         for folder in (group, *group.parents):
             if not folder.is_relative_to(_ROOT):
                 break
-            for name in _LIMITS:
+            for files in _VERSIONS:
                 try:
-                    limits.append(int((folder / name).read_text()))
+                    yield int((folder / files.limit).read_text()) - _held_bytes(folder, files)
                 except (OSError, ValueError):  # there is none, or the word "max"
                     continue
-    return limits
+
+
+def _held_bytes(folder: Path, files: _Files) -> int:
+    """Return what a group holds, without page cache that the kernel can drop."""
+    pairs = (line.split() for line in (folder / "memory.stat").read_text().splitlines())
+    cache = sum(int(count) for name, count in pairs if name in files.cache)
+    return int((folder / files.usage).read_text()) - cache

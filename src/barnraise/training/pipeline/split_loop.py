@@ -42,7 +42,7 @@ from barnraise.training.pipeline.holdings import (
     plan_transfers,
     units_of,
 )
-from barnraise.training.pipeline.machine_memory import usable_memory, used_memory
+from barnraise.training.pipeline.machine_memory import free_memory
 from barnraise.training.pipeline.members.handover import StayingMember, exchange_notices, plan_handover
 from barnraise.training.pipeline.members.member_stage import MemberStage, SplitTask
 from barnraise.training.pipeline.members.operation_turns import NextOperation, OperationKind, choose_turn
@@ -61,7 +61,7 @@ log = logging.getLogger("barnraise.training")
 
 _UNREADABLE = "a message of another worker about a split model cannot be read"
 _POLL_S = 0.5
-_SHARE = 0.9  # of a machine's memory that is planned with
+_SHARE = 0.9  # of a machine's free memory that is planned with
 
 _votes = msgspec.msgpack.Decoder(StageVote)
 _holdings = msgspec.msgpack.Decoder(MemberHoldings)
@@ -105,7 +105,6 @@ class SplitLoop:
         self._work: tuple[int, list[MicroBatchWork]] = (-1, [])
         self._shapes: dict[object, tuple[int, ...]] = {}
         self._memory_bytes = 0
-        self._base_bytes = 0  # of programs, before any weights are loaded
 
     # steps
 
@@ -424,7 +423,8 @@ class SplitLoop:
         return members
 
     def _exchange_holdings(self) -> list[MemberHoldings]:
-        self._memory_bytes = self._memory()
+        if self._held.stage is None:
+            self._memory_bytes = self._measure_memory()
         own = MemberHoldings(
             self.done,
             self._held.own_units,
@@ -439,15 +439,13 @@ class SplitLoop:
         messages = self._manager.group.all_gather_bytes(msgspec.msgpack.encode(own))
         return [decode(_holdings, message, _UNREADABLE) for message in messages]
 
-    def _memory(self) -> int:
-        """Return the memory for this worker's stage. Workers on the processors of one machine share it."""
-        memory, machines = usable_memory(self._device), self._manager.machines()
+    def _measure_memory(self) -> int:
+        """Return the memory for this worker's stage, before it has one. Workers of a processor share it."""
+        free, machines = free_memory(self._device), self._manager.machines()
         if self._device.type == "cpu":
-            memory //= machines.count(machines[self._manager.rank])
-        if self._held.stage is None:
-            self._base_bytes = used_memory(self._device)
+            free //= machines.count(machines[self._manager.rank])
         # Computing takes more for a moment, such as a copy of a weight in another layout.
-        return max(1, int(_SHARE * memory) - self._base_bytes)
+        return max(1, int(_SHARE * free))
 
     def _place(self, members: Sequence[MemberHoldings]) -> StagePlacement:
         manager = self._manager

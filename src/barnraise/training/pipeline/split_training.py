@@ -25,7 +25,7 @@ from barnraise.training.group.agent_client import WorkerId
 from barnraise.training.group.interface import GroupManager
 from barnraise.training.metrics import MetricsLog
 from barnraise.training.pipeline.base.int8_layers import BASE_FORMS, BaseForm, narrow_linear_layers
-from barnraise.training.pipeline.machine_memory import usable_memory, used_memory
+from barnraise.training.pipeline.machine_memory import free_memory
 from barnraise.training.pipeline.members.member_stage import SplitTask
 from barnraise.training.pipeline.outline import LossFunction, ModelOutline, find_blocks, trace_outline
 from barnraise.training.pipeline.passes.activations import ACTIVATIONS, ActivationCodec, Activations
@@ -180,8 +180,7 @@ class SplitTraining:
         """Measure the speed of this machine, before it has a stage."""
         probed, self._probed = self._probed, None
         if probed is not None:
-            free = usable_memory(self._device) - used_memory(self._device)
-            self.loop.forecast.probe(probed, free // 2, self._device)
+            self.loop.forecast.probe(probed, free_memory(self._device) // 2, self._device)
 
     @property
     def epoch(self) -> int:

@@ -118,7 +118,7 @@ def member(machine: str, room: Path, act: str) -> None:
         time.sleep(0.01)
     groups = GROUPS[act]
     if act == "wait":
-        split_loop.usable_memory, split_loop.used_memory = lambda device: MEMORY, lambda device: 0
+        split_loop.free_memory = lambda device: MEMORY
     manager = FileGroupManager(machine, room, groups)
     dies = machine == "c" and len(groups) > 1
     run = (DyingSession if dies else Session)(

@@ -21,7 +21,7 @@ from barnraise.core.units import format_rate
 from barnraise.planning.plan.stage_time import BlockSpeed, LinkRates
 from barnraise.topology.graph import TopologyGraph
 from barnraise.training.group.interface import GroupManager
-from barnraise.training.pipeline.machine_memory import usable_memory
+from barnraise.training.pipeline.machine_memory import free_memory
 
 log = logging.getLogger("barnraise.training")
 
@@ -216,4 +216,4 @@ def host_of(device: torch.device) -> tuple[int, float]:
             seconds = time.perf_counter() - start
     except (RuntimeError, NotImplementedError):  # no pinned memory, or too little of it
         return 0, 0.0
-    return usable_memory(torch.device("cpu")), source.nbytes / seconds
+    return free_memory(torch.device("cpu")), source.nbytes / seconds
