@@ -53,7 +53,7 @@ from barnraise.training.pipeline.split_checkpoint import SplitCheckpoint
 from barnraise.training.pipeline.stage import Stage
 from barnraise.training.pipeline.weights import StageWeights
 from barnraise.training.record.split_record import PlannedStep, SplitRecord
-from barnraise.training.recovery.failures import exit_without_state, raise_if_permanent
+from barnraise.training.recovery.failures import exit_without_state, forget_frames, raise_if_permanent
 from barnraise.training.state.adapter import describe_adapter
 from barnraise.training.state.checkpoint_manager import CheckpointManager
 
@@ -331,6 +331,7 @@ class SplitLoop:
         while True:
             if error is not None:
                 log.info("the group failed at step %d: %s", self.done, error.message)
+            forget_frames(error)  # or the blocks that this worker gives away keep their memory
             self._manager.join_next_group(error)
             try:
                 is_placed = self._regroup()

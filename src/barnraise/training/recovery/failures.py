@@ -26,6 +26,13 @@ def raise_if_permanent(error: CollectiveError | None) -> None:
         raise RunError(error.message, hint=error.hint) from error
 
 
+def forget_frames(error: BaseException | None) -> None:
+    """Drop the tracebacks of an error and its causes: their frames hold the tensors of the failed step."""
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
+
+
 def kill_self() -> None:
     """Kill this process, so that the script cannot catch it and the exit does not count as success."""
     sys.stderr.flush()

@@ -81,8 +81,11 @@ def run_stage(
     schedule = _OrderedPasses(placed, len(work), order)
     losses: list[torch.Tensor] = []
     places = torch.arange(len(work))
-    with _quiet_log():
-        schedule.step(place=places, target=places, losses=losses, return_outputs=False)
+    try:
+        with _quiet_log():
+            schedule.step(place=places, target=places, losses=losses, return_outputs=False)
+    finally:  # what a failed step has computed holds the blocks, also those that move to other machines
+        placed.clear_runtime_states()
     return sum(each.item() for each in losses)
 
 
