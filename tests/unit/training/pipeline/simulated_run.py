@@ -450,15 +450,16 @@ def prepare(monkeypatch: pytest.MonkeyPatch) -> None:
     exchange, usable_memory = SplitForecast.exchange, split_loop.usable_memory  # type: ignore[attr-defined]
 
     def probe_and_exchange(forecast: SplitForecast) -> None:
-        run, machine = _threads.manager.run, _threads.manager.machine
-        if run.probes and not forecast.block.block_s:
-            block_s = run.speeds.get(machine, 1.0)
+        manager = getattr(_threads, "manager", None)
+        if manager is not None and manager.run.probes and not forecast.block.block_s:
+            block_s = manager.run.speeds.get(manager.machine, 1.0)
             forecast.block = BlockSpeed(block_s / 3, 2 * block_s / 3)
         exchange(forecast)
 
     def limited_memory(device: torch.device) -> int:
-        manager = _threads.manager
-        return int(manager.run.memory.get(manager.machine, 0) / 0.9) or int(usable_memory(device))
+        manager = getattr(_threads, "manager", None)
+        limit = manager.run.memory.get(manager.machine, 0) if manager is not None else 0
+        return int(limit / 0.9) or int(usable_memory(device))
 
     def no_programs(device: torch.device) -> int:
         return 0
