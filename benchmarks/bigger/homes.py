@@ -18,15 +18,14 @@ from barnraise.core.errors import RunError
 from barnraise.planning.plan.split_rivals import (
     Rival,
     RivalKind,
-    SplitMachine,
     SplitPrice,
-    SplitProblem,
     price_rivals,
     price_split,
     recommend,
 )
 from barnraise.planning.plan.stage_placement import ModelParts, PartSize
 from barnraise.planning.plan.stage_time import BlockSpeed, LinkRates
+from barnraise.planning.split.split_problem import SplitMachine, SplitProblem
 from benchmarks.report import REPOSITORY, last_line
 
 PAGE = REPOSITORY / "docs" / "benchmarks" / "bigger-homes.md"
@@ -279,7 +278,7 @@ def render(computed: Sequence[Case]) -> str:
     for home in HOMES:
         lines += ["", f"## {home.name}", "", f"{', '.join(home.devices)}; {_line(home)}.", ""]
         own = [case for case in computed if case.home == home]
-        titles = ("model", "split over all", "it is limited by", *(title for _, title in _COLUMNS))
+        titles = ("model", "split", "it is limited by", *(title for _, title in _COLUMNS))
         lines += _table(titles, [_row(case) for case in own])
         lines += ["", *(f"- {case.shape.name}, {case.bits} bits: {case.words}" for case in own)]
     return "\n".join(lines) + "\n"

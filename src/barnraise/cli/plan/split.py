@@ -15,17 +15,10 @@ from barnraise.cli.tables import table
 from barnraise.cli.terminal import columns, wrapped
 from barnraise.core.errors import RunError
 from barnraise.core.units import counted, format_duration, format_rate, format_size
-from barnraise.planning.plan.split_rivals import (
-    Rival,
-    SplitMachine,
-    SplitPrice,
-    SplitProblem,
-    price_rivals,
-    price_split,
-    recommend,
-)
-from barnraise.planning.plan.stage_placement import ModelParts, PartSize, stage_bytes
+from barnraise.planning.plan.split_rivals import Rival, SplitPrice, price_rivals, price_split, recommend
+from barnraise.planning.plan.stage_placement import ModelParts, PartSize, stage_bytes, whole_bytes
 from barnraise.planning.plan.stage_time import BlockSpeed, LinkRates
+from barnraise.planning.split.split_problem import SplitMachine, SplitProblem
 
 _NARROW, _WIDE = 60, 120
 _OTHERS = (
@@ -91,7 +84,7 @@ def _as_object(report: SplitReport) -> dict[str, Any]:
 
 
 def report_of(profile: SplitProfile) -> SplitReport:
-    """Place the model on the machines of a dry run, in their order, and price its rivals."""
+    """Place the model on the machines of a dry run, and price its rivals."""
     problem = problem_of(profile)
     split, why_not = None, ""
     try:
@@ -139,6 +132,9 @@ def describe_split(report: SplitReport, width: int = 0) -> str:
         blocks.append(wrapped(f"It cannot be split over these machines: {report.why_not}.", width))
     else:
         blocks.append(_stages(report.problem, report.split, width))
+        blocks += [
+            wrapped(f"{line[:1].upper()}{line[1:]}.", width) for line in report.split.placement.why_spare
+        ]
         if len(report.split.machines) > 1:
             blocks.append(wrapped(_travel(report), width))
             blocks.append(_links(report.problem, report.split, width))
@@ -156,7 +152,7 @@ def _size(part: PartBytes) -> PartSize:
 
 def _model(problem: SplitProblem) -> str:
     parts, count = problem.parts, len(problem.parts.blocks)
-    need = stage_bytes(parts, 0, count, stages=1, place=0, batches=problem.batches)
+    need = whole_bytes(parts, problem.batches)
     trained = sum(part.trained_bytes for part in (parts.before, *parts.blocks, parts.after))
     return (
         f"The model has {counted(count, 'block')}, which are its layers, and needs {format_size(need)} to "

@@ -16,7 +16,7 @@ from barnraise.planning.plan.stage_placement import ModelParts
 StageOrder = Literal["1F1B", "GPipe"]
 _Kind = Literal["forward", "backward"]
 _VOTE_TRIPS = 2  # an offer of the message, and the message
-_FORWARD_SHARE = 1 / 3  # of both passes of a block, until it is measured
+FORWARD_SHARE = 1 / 3  # of both passes of a block, until it is measured
 _LEAST_SHARE = 0.25  # of a stage's time that its blocks take
 _AHEAD = 2  # forward passes of 1F1B for each later stage
 _POSTED = 2  # passes before the one that needs a message, when its receive is posted
@@ -50,7 +50,7 @@ class BlockSpeed(NamedTuple):
 
     def corrected(self, busy_s: float, first: int, end: int, blocks: int) -> BlockSpeed:
         """Return the speed after a stage was measured; ``busy_s``: both passes of a micro-batch there."""
-        share = self.forward_s / self.block_s if self.block_s else _FORWARD_SHARE
+        share = self.forward_s / self.block_s if self.block_s else FORWARD_SHARE
         besides_s = self.around_s
         besides_s += (self.before_s if first == 0 else 0.0) + (self.after_s if end == blocks else 0.0)
         block_s = max(busy_s - besides_s, _LEAST_SHARE * busy_s) / (end - first)

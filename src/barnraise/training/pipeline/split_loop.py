@@ -13,29 +13,24 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 import torch
 from blake3 import blake3
 
-from barnraise.checkpoint.serialization import tensor_bytes
 from barnraise.core.decoding import decode
 from barnraise.core.errors import CollectiveError, RunError
-from barnraise.planning.plan.mirror_placement import MirrorMember, MirrorPlacement, place_mirrors
-from barnraise.planning.plan.stage_placement import (
-    StageMachine,
-    StagePlacement,
-    mirror_bytes,
-    place_stages,
-    stage_bytes,
-)
+from barnraise.planning.plan.stage_placement import StagePlacement, mirror_bytes, stage_bytes
+from barnraise.planning.split.mirror_placement import MirrorMember, MirrorPlacement, place_mirrors
+from barnraise.planning.split.placement import place_stages
+from barnraise.planning.split.split_problem import SplitProblem
 from barnraise.training.data.loader import MicroBatchLoader
-from barnraise.training.device_placement import move_batch
 from barnraise.training.group.interface import GroupManager
 from barnraise.training.pipeline.holdings import (
     MemberHoldings,
     RegroupDecision,
+    Run,
     StageVote,
     Transfer,
     decide_regroup,
@@ -47,10 +42,11 @@ from barnraise.training.pipeline.members.handover import StayingMember, exchange
 from barnraise.training.pipeline.members.member_stage import MemberStage, SplitTask
 from barnraise.training.pipeline.members.operation_turns import NextOperation, OperationKind, choose_turn
 from barnraise.training.pipeline.members.state_exchange import StateExchange
-from barnraise.training.pipeline.passes.schedule import MicroBatchWork, run_alone, run_stage
+from barnraise.training.pipeline.members.step_work import StepWork
+from barnraise.training.pipeline.passes.schedule import run_alone, run_stage
 from barnraise.training.pipeline.prediction.forecast import SplitForecast
+from barnraise.training.pipeline.prediction.placement_watch import PlacementWatch
 from barnraise.training.pipeline.split_checkpoint import SplitCheckpoint
-from barnraise.training.pipeline.stage import Stage
 from barnraise.training.pipeline.weights import StageWeights
 from barnraise.training.record.split_record import PlannedStep, SplitRecord
 from barnraise.training.recovery.failures import exit_without_state, forget_frames, raise_if_permanent
@@ -86,8 +82,8 @@ class SplitLoop:
         self.done, self.loss, self.factor = 0, 0.0, 1.0
         self.clip: float | None = None
         self.record = record
-        self.runs: tuple[tuple[int, int], ...] = ()  # of blocks, by rank
-        self._manager, self._task, self._data = manager, task, data
+        self.runs: tuple[Run | None, ...] = ()  # of blocks, by rank
+        self._manager, self._task = manager, task
         self._device, self._checkpoints = device, checkpoints
         self.adapter = describe_adapter(task.model)  # while the model has all its parts
         self._kept = SplitCheckpoint(self.adapter)
@@ -95,6 +91,7 @@ class SplitLoop:
         self._count = len(task.outline.blocks)
         self._held = MemberStage(task, weights, self._kept)
         self._exchange = StateExchange(self._held.names_of_unit, self._held.trained)
+        self._placement = StagePlacement((), ())  # by rank
         self._mirrors = MirrorPlacement((), ())
         parameters = task.model.named_parameters()
         forms = sorted((name, tuple(value.shape), str(value.dtype)) for name, value in parameters)
@@ -102,8 +99,8 @@ class SplitLoop:
         self._is_ready = False
         self._is_new_group = True  # in which members may be at different places of the script
         self._performed = 0  # operations since the newest step
-        self._work: tuple[int, list[MicroBatchWork]] = (-1, [])
-        self._shapes: dict[object, tuple[int, ...]] = {}
+        self._work = StepWork(data, task.weigh, device)
+        self._watch = PlacementWatch()
         self._memory_bytes = 0
 
     # steps
@@ -120,19 +117,9 @@ class SplitLoop:
 
     def _train_step(self) -> None:
         self._take_turns("step")
-        stage = self._held.stage
-        assert stage is not None
         self._held.own.clear_gradients()
+        loss = self._compute()
         phases = self.record.phases
-        with phases.measure("data"):
-            work = self._load_work()
-        stage.busy_s = 0.0
-        with self.record.passes(stage):
-            if self._manager.world == 1:
-                loss = run_alone(stage, work, self._seed)
-            else:
-                loss = run_stage(stage, work, self._task.codec, self._seed, self._task.order)
-        self.forecast.note_step(stage.busy_s, len(work), (stage.first, stage.end))
         with phases.measure("communication"):
             self._exchange_gradients()
         with phases.measure("vote"):
@@ -148,41 +135,26 @@ class SplitLoop:
         if newest > self._manager.generation:
             self._hand_over(newest)
             self.join_next_group(None)
+        elif votes[0].placement_due:
+            self._regroup(is_new=False)
+        elif self._manager.rank == 0:
+            self._watch.note_step([vote.block_s for vote in votes])
 
-    def _load_work(self) -> list[MicroBatchWork]:
-        """Return the micro-batches of the current step, which every stage loads."""
-        if self._work[0] == self.done:
-            return self._work[1]
-        stage = self._held.stage
-        assert stage is not None
-        units = self._data.microbatches(self.done)
-        inputs = [move_batch(batch, self._device) for batch in self._data.batches(self.done, units)]
-        weights = [float(self._task.weigh(each)) for each in inputs]
-        total = math.fsum(weights)
-        work = [
-            MicroBatchWork(unit.number, each, weight / total, self._shape_of(stage, each))
-            for unit, each, weight in zip(units, inputs, weights, strict=True)
-            if weight > 0  # the mean over no tokens is no number
-        ]
-        if not work:
-            raise RunError(
-                f"no sample of step {self.done + 1} has a weight",
-                hint="Every batch needs labels to learn from.",
-            )
-        self._work = (self.done, work)
-        return work
-
-    def _shape_of(self, stage: Stage, inputs: Any) -> tuple[int, ...]:
-        leaves = torch.utils._pytree.tree_leaves(inputs)
-        key = tuple(tuple(leaf.shape) for leaf in leaves if isinstance(leaf, torch.Tensor))
-        if key not in self._shapes:
-            self._shapes[key] = stage.shape_of(inputs)
-        return self._shapes[key]
-
-    def _seed(self, number: int, block: int) -> None:
-        """Seed by the sample's place and the block, so that no random number depends on the split."""
-        unit = self._data.microbatches(self.done)[number]
-        self._data.seed_microbatch(self.done, unit, block + 2)
+    def _compute(self) -> float:
+        """Compute the gradients of this worker's stage. Return the loss on the last stage, and else 0."""
+        stage, ranks, record = self._held.stage, self._placement.order, self.record
+        if stage is None:
+            return 0.0
+        with record.phases.measure("data"):
+            work = self._work.load(self.done, stage)
+        stage.busy_s = 0.0
+        with record.passes(stage):
+            if len(ranks) == 1:
+                loss = run_alone(stage, work, self._work.seed)
+            else:
+                loss = run_stage(stage, work, self._task.codec, self._work.seed, ranks, self._task.order)
+        self.forecast.note_step(stage.busy_s, len(work), (stage.first, stage.end))
+        return loss
 
     def _exchange_gradients(self) -> None:
         """Send the gradients of this stage to its mirror, and receive those that this worker mirrors."""
@@ -201,40 +173,37 @@ class SplitLoop:
             mirrors[rank].unpack_gradients(packed)
 
     def _vote(self, loss: float) -> list[StageVote]:
-        manager = self._manager
-        fingerprint = _fingerprint(self._work[1])
+        manager, has_stage = self._manager, self._held.stage is not None
         vote = StageVote(
             self.done,
             loss,
             self._held.own.squared_norm(),
             manager.newest_generation(),
-            fingerprint,
+            self._work.fingerprint() if has_stage else b"",
             self._checkpoints.is_due(),
             self._checkpoints.can_save and self._can_hold_all(),
-            self.record.speed(manager.rank, self._samples()),
+            self.record.speed(manager.rank, self._work.samples(self.done)),
             self.record.logged(),
+            self.forecast.block.block_s,
+            self._watch.is_due and manager.rank == 0,
         )
         self._is_ready = True
         messages = manager.group.all_gather_bytes(msgspec.msgpack.encode(vote))
         votes = [decode(_votes, message, _UNREADABLE) for message in messages]
         if {each.step for each in votes} != {self.done}:
             raise RunError("workers of one group are at different steps", hint="Report this.")
-        if len({each.fingerprint for each in votes}) > 1:
+        if len({each.fingerprint for each in votes} - {b""}) > 1:
             raise RunError(
                 f"the machines have different samples in step {self.done + 1}",
                 hint="Every machine needs the same data set, in the same order.",
             )
         return votes
 
-    def _samples(self) -> int:
-        """Return the samples of the current step."""
-        return sum(unit.size for unit in self._data.microbatches(self.done))
-
     def _commit(self, loss: float, factor: float, votes: Sequence[StageVote] = ()) -> None:
         """Apply the step: from here on it counts."""
         self._held.apply(factor)
         logged, speeds = [vote.logged for vote in votes], [vote.speed for vote in votes]
-        self.record.commit(self._samples(), loss, logged, speeds)
+        self.record.commit(self._work.samples(self.done), loss, logged, speeds)
         self.done += 1
         self.loss, self.factor, self._is_ready, self._performed = loss, factor, False, 0
         self.record.run_callbacks()
@@ -344,8 +313,11 @@ class SplitLoop:
                 return
             error = None
 
-    def _regroup(self) -> bool:
-        """Take a stage in this group. Return False if the model does not fit on its machines for now."""
+    def _regroup(self, *, is_new: bool = True) -> bool:
+        """Take a stage in this group. Return False if the model does not fit on its machines for now.
+
+        If the group is not ``is_new``, its members have stages, and keep them if the model does not fit.
+        """
         manager = self._manager
         members = self.exchange_reports()
         units = self._count + 2
@@ -364,19 +336,24 @@ class SplitLoop:
             self.record.hand_over()
         if not decision.holders:
             decision = self._restore(decision)
+        problem = self.forecast.problem([member.memory_bytes for member in members], self._work.batches)
         try:
-            placement = self._place(members)
+            placement = self._place(problem)
         except RunError as error:
             if not decision.holders:  # all machines of the run are here
                 raise
+            if not is_new:
+                self._watch.is_due = False
+                return True
             log.warning("waiting for another machine: %s", error.message)
             manager.report_waiting("another machine")
             # Without a time limit, because this worker may hold the only copy of what it has trained.
             while manager.newest_generation() <= manager.generation:
                 time.sleep(_POLL_S)
             return False
-        self.forecast.predict(placement.runs, len(self._data.microbatches(0)), decision.done)
+        self.forecast.predict(problem, placement, decision.done)
         self._adopt(members, decision, placement)
+        self._watch.start(problem, placement)
         if manager.world > 1:
             manager.group.make_default()
         return True
@@ -434,7 +411,6 @@ class SplitLoop:
             self.factor,
             self.loss,
             self._memory_bytes,
-            self.forecast.block.block_s,
             self._model_hash,
         )
         messages = self._manager.group.all_gather_bytes(msgspec.msgpack.encode(own))
@@ -448,43 +424,39 @@ class SplitLoop:
         # Computing takes more for a moment, such as a copy of a weight in another layout.
         return max(1, int(_SHARE * free))
 
-    def _place(self, members: Sequence[MemberHoldings]) -> StagePlacement:
-        manager = self._manager
-        machines = [
-            StageMachine(
-                manager.name_of(rank), member.memory_bytes, member.block_s, self.forecast.link_s(rank)
-            )
-            for rank, member in enumerate(members)
-        ]
-        placement = place_stages(self._task.parts, machines, len(self._data.microbatches(0)))
-        if manager.rank == 0:
-            for line in placement.why:
+    def _place(self, problem: SplitProblem) -> StagePlacement:
+        placement = place_stages(problem)
+        if self._manager.rank == 0:
+            for line in (*placement.why, *placement.why_spare):
                 log.warning(line)
         return placement
 
-    def _place_mirrors(
-        self, members: Sequence[MemberHoldings], runs: Sequence[tuple[int, int]]
-    ) -> MirrorPlacement:
+    def _place_mirrors(self, members: Sequence[MemberHoldings], placement: StagePlacement) -> MirrorPlacement:
         manager, parts, machines = self._manager, self._task.parts, self._manager.machines()
-        batches = len(self._data.microbatches(0))
+        stages, batches = len(placement.order), self._work.batches
         mirrored = []
-        for rank, (member, run) in enumerate(zip(members, runs, strict=True)):
-            needed = stage_bytes(parts, *run, stages=len(runs), place=rank, batches=batches)
-            trained = mirror_bytes(parts, *run)
-            free = member.memory_bytes - (needed - trained) if member.memory_bytes else None
+        for rank, member in enumerate(members):
+            needed = trained = 0
+            if (run := placement.run_of(rank)) is not None:
+                place = placement.order.index(rank)
+                trained = mirror_bytes(parts, *run)
+                needed = stage_bytes(parts, *run, stages=stages, place=place, batches=batches)
+                needed -= trained if stages > 1 else 0  # which counts one mirror
+            free = member.memory_bytes - needed if member.memory_bytes else None
             mirrored.append(MirrorMember(manager.name_of(rank), machines[rank], trained, free))
-        placement = place_mirrors(mirrored)
+        mirrors = place_mirrors(mirrored)
         if manager.rank == 0:
-            for line in placement.why:
+            for line in mirrors.why:
                 log.warning(line)
-        return placement
+        return mirrors
 
     def _adopt(
         self, members: Sequence[MemberHoldings], decision: RegroupDecision, placement: StagePlacement
     ) -> None:
         """Take the stage and the mirrors that the placement gives to this worker."""
-        manager, runs, held = self._manager, placement.runs, self._held
-        mirrors = self._place_mirrors(members, runs)
+        manager, held = self._manager, self._held
+        runs = tuple(placement.run_of(rank) for rank in range(manager.world))
+        mirrors = self._place_mirrors(members, placement)
         transfers = plan_transfers(members, runs, mirrors.mirrors, decision.holders, self._count)
         states, schedule = held.export(), held.export_schedule()
         received, schedule = self._exchange.run(
@@ -494,27 +466,20 @@ class SplitLoop:
         self.record.count_moved(received, held.names_of_run(runs[manager.rank]))
         if decision.holders:
             self._kept.states, self._kept.schedule = states, schedule
-        held.build(runs[manager.rank], {other: runs[other] for other in mirrors.mirrored_by(manager.rank)})
+        mirrored = {other: runs[other] for other in mirrors.mirrored_by(manager.rank)}
+        held.build(runs[manager.rank], {other: run for other, run in mirrored.items() if run is not None})
         if decision.holders:
             held.load(states, schedule)
         self.done, self.loss, self.runs, self._mirrors = decision.done, decision.loss, runs, mirrors
+        self._placement = placement
         names = [manager.name_of(rank) for rank in range(manager.world)] if manager.rank == 0 else []
         plan = self.forecast.plan
-        why = (*placement.why, *mirrors.why, *([plan.step.sentence] if plan is not None else []))
+        why = [*placement.why, *placement.why_spare, *mirrors.why]
+        if plan is not None:
+            why.append(plan.step.sentence)
         self.record.place(self.done, runs, names, why, plan.planned if plan is not None else PlannedStep())
         if decision.apply_factor is not None:
             self.factor = decision.apply_factor
         self._manager.group.all_gather_bytes(b"")  # all have their state
         self._kept.clear()
         self._is_new_group = True
-
-
-def _fingerprint(work: Sequence[MicroBatchWork]) -> bytes:
-    """Return a hash of the samples of a step."""
-    hasher = blake3()
-    for each in work:
-        hasher.update(repr((each.number, each.share)).encode())
-        for leaf in torch.utils._pytree.tree_leaves(each.inputs):
-            if isinstance(leaf, torch.Tensor):
-                hasher.update(tensor_bytes(leaf.cpu()))
-    return hasher.digest()

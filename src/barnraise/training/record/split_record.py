@@ -141,22 +141,27 @@ class SplitRecord:
     def place(
         self,
         done: int,
-        runs: Sequence[tuple[int, int]],
+        runs: Sequence[tuple[int, int] | None],
         names: Sequence[str],
         why: Sequence[str],
         step: PlannedStep = _UNKNOWN,
     ) -> None:
         """Note the blocks of each rank in a new group, which starts after ``done`` steps.
 
-        ``names``: of the machines by rank; empty on workers that do not write the placement.
+        A run is None for a rank without blocks. ``names``: of the machines by rank; empty on workers that do
+        not write the placement.
         """
         self.done = done
-        self.assigned = tuple(end - first for first, end in runs)
+        self.assigned = tuple(run[1] - run[0] if run is not None else 0 for run in runs)
         self.speeds = []
         if names:
-            title = f"split over {len(runs)} workers" if len(runs) > 1 else "the whole model on one worker"
+            stages = sum(run is not None for run in runs)
+            title = f"split over {stages} workers" if stages > 1 else "the whole model on one worker"
             pairs = zip(names, runs, strict=True)
-            blocks = "; ".join(f"{name}: blocks {first + 1} to {end}" for name, (first, end) in pairs)
+            blocks = "; ".join(
+                f"{name}: blocks {run[0] + 1} to {run[1]}" if run is not None else f"{name}: no blocks"
+                for name, run in pairs
+            )
             for callback in self.on_placement:
                 callback(PlacementNote(title, blocks, "; ".join(why), step))
 

@@ -66,6 +66,7 @@ def test_dry_run_is_told_in_plain_words_within_eighty_columns() -> None:
     assert "samples a second" in flat
     assert "FSDP2 over" in flat
     assert "it needs 17.1 GiB of memory and has 12 GiB" in flat
+    assert "Pc-with-two-cards computes no blocks, because a step is shorter without it" in flat
     assert "The split is the right choice: " in flat
 
 
@@ -78,11 +79,14 @@ def test_model_that_does_not_fit_says_what_is_missing(capsys: pytest.CaptureFixt
 
 
 def test_machine_that_is_enough_is_recommended() -> None:
-    fast = profile(24, 24)
-    slow = msgspec.structs.replace(fast.workers[1], forward_s=0.2, backward_s=0.4)
-    fast = msgspec.structs.replace(fast, workers=(fast.workers[0], slow))
-    text = words(describe_split(report_of(fast), 80))
-    assert "A split is not the right choice here: mac alone takes" in text
+    pair = profile(24, 24)
+    slow = msgspec.structs.replace(pair.workers[1], forward_s=2.0, backward_s=4.0)
+    text = words(
+        describe_split(report_of(msgspec.structs.replace(pair, workers=(pair.workers[0], slow))), 80)
+    )
+    assert (
+        "A split is not the right choice here: mac alone takes 7.68 s for a step, so the others get" in text
+    )
 
 
 def test_single_machine_sends_nothing() -> None:
@@ -93,13 +97,13 @@ def test_single_machine_sends_nothing() -> None:
 
 
 def test_report_is_one_json_object(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_split(profile(12, 12, 12), wishes=PlanOptions(as_json=True)) == 0
+    assert run_split(profile(7, 7, 7), wishes=PlanOptions(as_json=True)) == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["batch"], report["micro_batches"]) == (16, 8)
-    assert [stage["machine"] for stage in report["stages"]] == ["mac", "nas", "pc"]
+    assert {stage["machine"] for stage in report["stages"]} == {"mac", "nas", "pc"}
     assert report["stages"][-1]["last_block"] == 16
     assert report["step"]["step_s"] > report["step"]["bound_s"] > 0
-    assert {rival["kind"] for rival in report["rivals"]} == {"fewer", "alone", "disk", "sharded"}
+    assert {rival["kind"] for rival in report["rivals"]} == {"alone", "disk", "sharded"}
     assert run_split(profile(4, 4), wishes=PlanOptions(as_json=True)) == 1
     assert json.loads(capsys.readouterr().out)["step"] is None
 

@@ -2,7 +2,8 @@
 
 They connect through a file instead of an agent, and the members of all groups are known. Each act has its own
 groups. In the act "kill", c is killed in the middle of a step, and later d joins a and b. In the act "wait",
-a and b have too little memory for the model, so they wait for d.
+a and b have too little memory for the model, so they wait for d. In the act "order", a has memory for a block
+between those of b and c only, and d for none.
 """
 
 from __future__ import annotations
@@ -22,6 +23,10 @@ import torch
 from barnraise.core import metrics
 from barnraise.history.entries import Entry
 from barnraise.history.log_format import encode_frames
+from barnraise.planning.plan.stage_placement import StagePlacement
+from barnraise.planning.plan.stage_time import BlockSpeed
+from barnraise.planning.split.placement import place_stages
+from barnraise.planning.split.split_problem import SplitProblem
 from barnraise.training.pipeline import split_loop, split_training
 from barnraise.training.session import Session
 from barnraise.training.state.checkpoint_manager import CheckpointManager
@@ -31,8 +36,9 @@ from tests.unit.training.pipeline.block_model import BLOCKS, BlockModel, loader,
 
 DIES_AT, WAITS_AT = 2, 4  # steps that c has trained, and those before which d is here
 GROUPS = {"two": ["ab"], "three": ["abc"], "kill": ["abc", "ab", "abd"], "first": ["cab", "ab"]}
-GROUPS["wait"] = GROUPS["kill"]
-MEMORY = 10556  # of a machine: enough for a third of the model, and not for a half
+GROUPS |= {"wait": GROUPS["kill"], "order": ["abcd"]}
+MEMORY = 10000  # of a machine: enough for two of the five blocks
+MEMORIES = {"a": 6200, "d": 1000}  # in the act "order"
 
 
 def train(
@@ -112,13 +118,21 @@ class DyingSession(Session):
         return super().epochs(count)
 
 
+def place_on_all(problem: SplitProblem) -> StagePlacement:
+    """Place stages as if no speed was known, because one machine alone would be the fastest here."""
+    unmeasured = tuple(machine._replace(speed=BlockSpeed()) for machine in problem.machines)
+    return place_stages(problem._replace(machines=unmeasured))
+
+
 def member(machine: str, room: Path, act: str) -> None:
     torch.set_num_threads(1)
-    while machine == "d" and not (room / "killed").exists():
+    while machine == "d" and act != "order" and not (room / "killed").exists():
         time.sleep(0.01)
     groups = GROUPS[act]
-    if act == "wait":
-        split_loop.free_memory = lambda device: MEMORY
+    if act in ("wait", "order"):
+        memory = MEMORIES.get(machine, MEMORY) if act == "order" else MEMORY
+        split_loop.free_memory = lambda device: memory
+    split_loop.place_stages = place_on_all
     manager = FileGroupManager(machine, room, groups)
     dies = machine == "c" and len(groups) > 1
     run = (DyingSession if dies else Session)(
@@ -134,7 +148,8 @@ def member(machine: str, room: Path, act: str) -> None:
     values = {sample.name: sample.value for sample in metrics.registry.samples()}
     (room / f"metrics-{machine}").write_text(json.dumps(values))
     manager.group.close()
-    (room / f"{machine}.json").write_text(json.dumps([losses, run.world, run.done]))
+    runs = run._split.loop.runs
+    (room / f"{machine}.json").write_text(json.dumps([losses, run.world, run.done, runs]))
 
 
 def main() -> int:

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from barnraise.checkpoint.serialization import FlatState
 from barnraise.training.group.single import SingleWorkerManager
+from barnraise.training.pipeline.prediction import placement_watch
 from barnraise.training.session import Session
 from tests.unit.training.pipeline.block_model import BLOCKS, write_base
 from tests.unit.training.pipeline.simulated_run import (
@@ -21,14 +22,15 @@ from tests.unit.training.pipeline.simulated_run import (
     Script,
     SimulatedManager,
     SimulatedRun,
+    Vote,
     bind,
     prepare,
 )
 from tests.unit.training.pipeline.split_workers import train
 
-STEP = 20  # an operation of the first worker in the second step
+MEMORY, SMALL = 9000, 5500  # bytes: for two of the five blocks, and for one in the middle
 ALL_HAVE_THEIRS = "all-gather of 0 bytes"
-LOST = Fault("c", 30, "die")
+LOST = Fault("c", Vote(2), "die")
 
 
 class Expected:
@@ -89,7 +91,7 @@ def test_threads_train_as_one_process(tmp_path: Path, expected: Expected) -> Non
 def test_machine_with_two_workers_is_mirrored_elsewhere(tmp_path: Path, expected: Expected) -> None:
     """Machine a has the workers a and A; with it, two neighbours of the pipeline are lost at once."""
     run = SimulatedRun(
-        "aAbc", script(expected, tmp_path), places={"A": "a"}, faults=[Fault("a", STEP, "die")]
+        "aAbc", script(expected, tmp_path), places={"A": "a"}, faults=[Fault("a", Vote(2), "die")]
     )
     run.run()
     check(run, expected, tmp_path, "bc")
@@ -174,6 +176,87 @@ def test_second_failure_at_any_point_of_a_regroup_loses_nothing(
     check_second_failure(first_failure, machine, kind, expected, tmp_path)
 
 
+def placed_script(expected: Expected, folder: Path, runs: dict[str, list[Any]]) -> Script:
+    """Return a script that trains, and notes the blocks of all ranks after each step."""
+
+    def main(session: Session, manager: SimulatedManager) -> list[float]:
+        bind(manager)
+
+        def note() -> None:
+            assert session._split is not None
+            loop = session._split.loop
+            blocks = [run[1] - run[0] if run is not None else 0 for run in loop.runs]
+            runs.setdefault(manager.machine, []).append(dict(zip(manager.run.members, blocks, strict=True)))
+
+        path = folder / f"{manager.machine}.safetensors"
+        return train(session, expected.base, path, after_step=note)
+
+    return main
+
+
+def test_slow_machine_has_no_blocks_and_takes_over_after_a_death(tmp_path: Path, expected: Expected) -> None:
+    """Each machine has memory for two of the five blocks. The slow one is a spare, until it is needed."""
+    runs: dict[str, list[Any]] = {}
+    run = SimulatedRun(
+        "abcd",
+        placed_script(expected, tmp_path, runs),
+        speeds={"d": 30.0},
+        probes=True,
+        memory=dict.fromkeys("abcd", MEMORY),
+        faults=[Fault("a", Vote(3), "die")],
+    )
+    run.run()
+    check(run, expected, tmp_path, "bcd")
+    for machine in "bcd":
+        assert runs[machine][0]["d"] == 0
+        assert runs[machine][-1]["d"] > 0
+
+
+def test_small_machine_between_two_others_trains_with_them(tmp_path: Path, expected: Expected) -> None:
+    """Machine a is the first one, and has no memory for the embeddings or the head beside a block."""
+    runs: dict[str, list[Any]] = {}
+    memory = {"a": SMALL, "b": MEMORY, "c": MEMORY}
+    run = SimulatedRun("abc", placed_script(expected, tmp_path, runs), memory=memory)
+    run.run()
+    check(run, expected, tmp_path, "abc")
+    assert runs["a"][-1] == {"a": 1, "b": 2, "c": 2}
+
+
+@pytest.fixture
+def often_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placement_watch, "_STEPS", 1)
+    monkeypatch.setattr(placement_watch, "_SHARE", 1e9)
+
+
+@pytest.mark.usefixtures("often_checked")
+def test_machine_that_turns_out_slow_loses_its_blocks_in_the_same_group(
+    tmp_path: Path, expected: Expected
+) -> None:
+    runs: dict[str, list[Any]] = {}
+    run = SimulatedRun("abc", placed_script(expected, tmp_path, runs), speeds={"c": 30.0})
+    run.run()
+    check(run, expected, tmp_path, "abc")
+    assert run.generations == ["abc"]
+    assert runs["a"][0]["c"] > 0
+    assert runs["a"][-1]["c"] == 0
+    assert runs["a"] == runs["b"] == runs["c"]
+
+
+@pytest.mark.usefixtures("often_checked")
+@pytest.mark.parametrize("kind", ["die", "die-after", "break", "break-after"])
+def test_failure_while_blocks_move_on_purpose_loses_nothing(
+    kind: Kind, tmp_path: Path, expected: Expected
+) -> None:
+    once = SimulatedRun("abc", script(expected, tmp_path), speeds={"c": 30.0})
+    once.run()
+    gathers = [number for number, each in enumerate(once.operations["b"]) if each.what == ALL_HAVE_THEIRS]
+    for operation in range(gathers[1] - 4, gathers[1] + 2):
+        faults = [Fault("b", operation, kind)]
+        run = SimulatedRun("abc", script(expected, tmp_path), speeds={"c": 30.0}, faults=faults)
+        run.run()
+        check(run, expected, tmp_path, "ac" if kind.startswith("die") else "abc")
+
+
 def saving_script(expected: Expected, folder: Path) -> Script:
     """Return a script that saves after each step, and gathers the number of the step after the third one."""
 
@@ -193,7 +276,7 @@ def saving_script(expected: Expected, folder: Path) -> Script:
     return main
 
 
-@pytest.mark.parametrize("fault", [None, *(Fault("b", number, "die-after") for number in range(32, 40))])
+@pytest.mark.parametrize("fault", [None, *(Fault("b", number, "die-after") for number in range(30, 42))])
 def test_save_between_steps_works_while_a_worker_joins_or_dies(
     fault: Fault | None, tmp_path: Path, expected: Expected
 ) -> None:
@@ -241,6 +324,6 @@ def test_machine_that_is_lost_just_after_others_have_left_loses_nothing(
 def test_learning_rates_come_from_any_member_that_trains(tmp_path: Path) -> None:
     """Only b trains; its mirror c is lost, and the first machine knows no learning rate."""
     expected = Expected(tmp_path / "alone", trained=[3])
-    run = SimulatedRun("abc", script(expected, tmp_path), faults=[Fault("c", 35, "die")])
+    run = SimulatedRun("abc", script(expected, tmp_path), faults=[Fault("c", Vote(3), "die")])
     run.run()
     check(run, expected, tmp_path, "ab")

@@ -46,7 +46,7 @@ class SplitTask(NamedTuple):
 class MemberStage:
     """Parts of a split model that one member holds. ``mirrors``: by the rank whose training is mirrored.
 
-    ``run``: its blocks; None before the first group. ``kept``: trained state beside them, of the same step.
+    ``run``: its blocks; None of a spare. ``kept``: trained state beside them, of the same step.
     """
 
     def __init__(self, task: SplitTask, weights: StageWeights, kept: SplitCheckpoint) -> None:
@@ -76,14 +76,14 @@ class MemberStage:
         }
         return {unit: _EXPORTED * size for unit, size in sizes.items() if size}
 
-    def names_of_run(self, run: Run) -> list[str]:
+    def names_of_run(self, run: Run | None) -> list[str]:
         """Return the names of what the stage of a run of blocks trains."""
-        return sorted(self._task.outline.names(*run) & self.trained.keys())
+        return sorted(self._task.outline.names(*run) & self.trained.keys()) if run is not None else []
 
     @property
     def own_units(self) -> tuple[int, ...]:
         """Return the units of the stage."""
-        return units_of(self.run, self._count) if self.run is not None else ()
+        return units_of(self.run, self._count)
 
     @property
     def other_units(self) -> tuple[int, ...]:
@@ -94,15 +94,15 @@ class MemberStage:
             units |= {unit for unit, names in every if self.kept.states.keys() >= set(names)}
         return tuple(sorted(units))
 
-    def build(self, run: Run, mirrored: Mapping[int, Run]) -> None:
+    def build(self, run: Run | None, mirrored: Mapping[int, Run]) -> None:
         """Load the weights of a stage, and make its optimizer and those of mirrors, with new state."""
         task, outline = self._task, self._task.outline
         if self.stage is not None:
             self.stage.undo()
-        names = outline.names(*run)
+        names = outline.names(*run) if run is not None else frozenset()
         self._weights.drop_all_but(names)
         self._weights.load(names)
-        self.stage = Stage(task.model, outline, *run, task.loss)
+        self.stage = Stage(task.model, outline, *run, task.loss) if run is not None else None
         parameters = dict(task.model.named_parameters())
         self.own = self._trained_state({name: parameters[name] for name in self.names_of_run(run)})
         self.mirrors = {

@@ -57,12 +57,13 @@ def run_stage(
     work: Sequence[MicroBatchWork],
     codec: ActivationCodec,
     seed: Callable[[int, int], None],
+    ranks: Sequence[int],
     order: Order = "1F1B",
 ) -> float:
     """Compute the gradients of a step on this stage of the default group.
 
     Return the loss on the last stage, and 0 on the others. ``seed``: called with the number of a micro-batch
-    and of a block before the block computes.
+    and of a block before the block computes. ``ranks``: of all stages, in order; other ranks have none.
     """
     length = max(math.prod(each.shape) for each in work)
     module = _StageModule(stage, work, length, seed)
@@ -70,8 +71,7 @@ def run_stage(
     loss = torch.empty((), dtype=torch.float32, device="meta", requires_grad=True)
     placed = _TravellingStage(
         module,
-        dist.get_rank(),
-        dist.get_world_size(),
+        ranks,
         stage.device,
         input_args=() if stage.is_first else (activations,),
         output_args=(loss if stage.is_last else activations,),
@@ -146,10 +146,17 @@ class _TravellingStage(PipelineStage):
 
     codec: ActivationCodec
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, module: nn.Module, ranks: Sequence[int], device: torch.device, **kwargs: Any) -> None:
+        place = ranks.index(dist.get_rank())
+        # torch wants a stage on each rank of the group. From here on, its ranks are places in the pipeline.
+        super().__init__(module, place, dist.get_world_size(), device, **kwargs)
+        self.num_stages = self.group_size = len(ranks)
+        self.group_rank, self._ranks = place, ranks
         self._module: Any = self.submod
         self._arriving: dict[tuple[bool, int], tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def _resolve_peer_global_rank(self, stage_idx: int) -> int:
+        return self._ranks[stage_idx]
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         self._unpack(True, fwd_chunk_id)

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import logging
+import statistics
+from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 
 from barnraise.history.entries import PHASES
-from barnraise.planning.plan.stage_placement import ModelParts
-from barnraise.planning.plan.stage_time import (
-    BlockSpeed,
-    SplitStepTime,
-    StageOrder,
-    commit_seconds,
-    fill_unknown,
-    predict_split_step,
-    stage_times,
-)
+from barnraise.planning.plan.stage_placement import ModelParts, StagePlacement
+from barnraise.planning.plan.stage_time import BlockSpeed, SplitStepTime, StageOrder
+from barnraise.planning.split.placement import predict_placement
+from barnraise.planning.split.split_problem import SplitMachine, SplitProblem
 from barnraise.training.group.interface import GroupManager
 from barnraise.training.pipeline.prediction.block_probe import ProbedModel, probe_blocks
 from barnraise.training.pipeline.prediction.group_speeds import (
@@ -30,6 +26,8 @@ from barnraise.training.pipeline.prediction.group_speeds import (
 from barnraise.training.record.split_record import PlannedStep
 
 log = logging.getLogger("barnraise.training")
+
+_RECENT = 5  # steps whose median is the speed of a machine
 
 
 class SplitPlan(NamedTuple):
@@ -63,6 +61,7 @@ class SplitForecast:
         self._manager, self._parts, self.order, self.sent_bytes = manager, parts, order, sent_bytes
         self._meter = LinkMeter(manager, sent_bytes)
         self._host = (0, 0.0)
+        self._recent: deque[float] = deque(maxlen=_RECENT)  # seconds of a block
         self.group: GroupSpeeds | None = None
 
     def probe(self, probed: ProbedModel, memory_bytes: int, device: torch.device) -> None:
@@ -71,36 +70,35 @@ class SplitForecast:
         self._host = host_of(device)
 
     def note_step(self, busy_s: float, batches: int, run: tuple[int, int]) -> None:
-        """Take the speed of this machine from a step; ``busy_s``: what its stage computed."""
-        self.block = self.block.corrected(busy_s / batches, *run, len(self._parts.blocks))
+        """Take the speed of this machine from its newest steps; ``busy_s``: what its stage computed."""
+        measured = self.block.corrected(busy_s / batches, *run, len(self._parts.blocks))
+        self._recent.append(measured.block_s)
+        ratio = statistics.median(self._recent) / measured.block_s if measured.block_s else 1.0
+        self.block = measured._replace(
+            forward_s=ratio * measured.forward_s, backward_s=ratio * measured.backward_s
+        )
 
     def exchange(self) -> None:
         """Exchange the speeds of machines and links with the group."""
         bytes_, rate = self._host
         self.group = self._meter.exchange(MemberSpeed(*self.block, host_bytes=bytes_, host_rate=rate))
 
-    def link_s(self, rank: int) -> float:
-        """Return the seconds in which activations reach the next rank, or their gradient comes back."""
+    def problem(self, memory_bytes: Sequence[int], batches: int) -> SplitProblem:
+        """Return what has to be placed on the members of the group; ``memory_bytes``: by rank."""
         assert self.group is not None
-        links, count = self.group.links, self.sent_bytes
-        if rank + 1 == len(self.group.members):
-            return 0.0
-        ends = ((rank, rank + 1), (rank + 1, rank))
-        return max(links.transfer_s(a, b, count) + links.latencies[a][b] for a, b in ends)
+        machines = tuple(
+            SplitMachine(self._manager.name_of(rank), memory, member.block)
+            for rank, (memory, member) in enumerate(zip(memory_bytes, self.group.members, strict=True))
+        )
+        return SplitProblem(self._parts, machines, self.group.links, batches, self.sent_bytes, self.order)
 
-    def predict(self, runs: Sequence[tuple[int, int]], batches: int, done: int) -> None:
-        """Predict the steps of a placement; ``runs``: the blocks of each rank."""
-        manager, group = self._manager, self.group
-        assert group is not None
-        speeds = fill_unknown([member.block for member in group.members])
-        if not speeds:
-            self.plan = None
+    def predict(self, problem: SplitProblem, placement: StagePlacement, done: int) -> None:
+        """Predict the steps of a placement, if the speed of a machine is known."""
+        self.plan = None
+        if not problem.speeds:
             return
-        ranks = range(len(runs))
-        names = tuple(manager.name_of(rank) for rank in ranks)
-        stages = stage_times(runs, ranks, names, speeds, group.links, self.sent_bytes)
-        commit_s = commit_seconds(self._parts, runs, ranks, group.links)
-        step = predict_split_step(stages, batches, self.order, commit_s)
-        self.plan = SplitPlan(done, names, batches, self.order, step)
-        if manager.rank == 0:
+        names = tuple(problem.machines[rank].name for rank in placement.order)
+        step = predict_placement(problem, placement.order, placement.runs)
+        self.plan = SplitPlan(done, names, problem.batches, problem.order, step)
+        if self._manager.rank == 0:
             log.warning("predicted: %s", step.sentence)

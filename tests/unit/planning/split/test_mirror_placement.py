@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from barnraise.planning.plan.mirror_placement import MirrorMember, place_mirrors
+from barnraise.planning.split.mirror_placement import MirrorMember, place_mirrors
 
 GIB = 1 << 30
 
