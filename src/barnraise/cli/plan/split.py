@@ -18,6 +18,7 @@ from barnraise.core.units import counted, format_duration, format_rate, format_s
 from barnraise.planning.plan.split_rivals import Rival, SplitPrice, price_rivals, price_split, recommend
 from barnraise.planning.plan.stage_placement import ModelParts, PartSize, stage_bytes, whole_bytes
 from barnraise.planning.plan.stage_time import BlockSpeed, LinkRates
+from barnraise.planning.split.replica_placement import place_pipelines, predict_pipelines
 from barnraise.planning.split.split_problem import SplitMachine, SplitProblem
 
 _NARROW, _WIDE = 60, 120
@@ -28,7 +29,10 @@ _OTHERS = (
 
 
 class SplitReport(NamedTuple):
-    """All that is shown, as text or as one JSON object. ``split``: None if the model does not fit."""
+    """All that is shown, as text or as one JSON object. ``split``: None if the model does not fit.
+
+    ``replicas``: how a run would use full replicas, in words; empty if it would not.
+    """
 
     problem: SplitProblem
     batch: int
@@ -36,6 +40,7 @@ class SplitReport(NamedTuple):
     why_not: str
     rivals: tuple[Rival, ...]
     recommendation: str
+    replicas: str = ""
 
 
 def run_split(profile: SplitProfile, *, wishes: PlanOptions) -> int:
@@ -79,6 +84,7 @@ def _as_object(report: SplitReport) -> dict[str, Any]:
         "step": split.step._asdict() if split is not None else None,
         "why_not": report.why_not,
         "rivals": [rival._asdict() for rival in report.rivals],
+        "replicas": report.replicas,
         "recommendation": report.recommendation,
     }
 
@@ -99,7 +105,18 @@ def report_of(profile: SplitProfile) -> SplitReport:
         why_not=why_not,
         rivals=rivals,
         recommendation=recommend(split, rivals),
+        replicas=_replicas(problem) if split is not None else "",
     )
+
+
+def _replicas(problem: SplitProblem) -> str:
+    """Return how a run would use full replicas and a pipeline together; empty if it would not."""
+    placement = place_pipelines(problem)
+    if len(placement.pipelines) == 1:
+        return ""
+    parts = "; ".join((*placement.why, *placement.why_spare))
+    step_s = predict_pipelines(problem, placement).step_s
+    return f"A run trains with full replicas, in {format_duration(step_s)} for a step: {parts}."
 
 
 def problem_of(profile: SplitProfile) -> SplitProblem:
@@ -139,6 +156,8 @@ def describe_split(report: SplitReport, width: int = 0) -> str:
             blocks.append(wrapped(_travel(report), width))
             blocks.append(_links(report.problem, report.split, width))
         blocks.append(wrapped(_prediction(report, report.split), width))
+        if report.replicas:
+            blocks.append(wrapped(report.replicas, width))
     if report.rivals:
         blocks.append(_rivals(report.rivals, width))
         blocks.append(wrapped(_OTHERS, width))

@@ -52,7 +52,7 @@ def stage_bytes(parts: ModelParts, first: int, end: int, *, stages: int, place: 
     has buffers for the boundaries of all micro-batches of a step. It also mirrors what the stage before it
     has trained, which is taken to be as large as its own.
     """
-    held = _held_parts(parts, first, end)
+    held = held_parts(parts, first, end)
     frozen = sum(part.frozen_bytes for part in held)
     trained = mirror_bytes(parts, first, end)
     mirrored = trained if stages > 1 else 0
@@ -64,10 +64,11 @@ def stage_bytes(parts: ModelParts, first: int, end: int, *, stages: int, place: 
 
 def mirror_bytes(parts: ModelParts, first: int, end: int) -> int:
     """Return the memory that a mirror of a stage needs: for what is trained, and for its optimizer."""
-    return sum(part.trained_bytes for part in _held_parts(parts, first, end)) * (1 + _OPTIMIZER)
+    return sum(part.trained_bytes for part in held_parts(parts, first, end)) * (1 + _OPTIMIZER)
 
 
-def _held_parts(parts: ModelParts, first: int, end: int) -> list[PartSize]:
+def held_parts(parts: ModelParts, first: int, end: int) -> list[PartSize]:
+    """Return the parts of the stage of these blocks."""
     return [
         *([parts.before] if first == 0 else []),
         *parts.blocks[first:end],

@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from barnraise.core.units import format_duration
-from barnraise.planning.plan.stage_placement import ModelParts
+from barnraise.planning.plan.stage_placement import ModelParts, held_parts
 
 StageOrder = Literal["1F1B", "GPipe"]
 _Kind = Literal["forward", "backward"]
@@ -155,13 +155,8 @@ def commit_seconds(
         return 0.0
     exchange_s = 0.0
     for place, (first, end) in enumerate(runs):
-        held = [
-            *([parts.before] if first == 0 else []),
-            *parts.blocks[first:end],
-            *([parts.after] if end == len(parts.blocks) else []),
-        ]
         sender, receiver = machines[place], machines[(place + 1) % len(runs)]
-        count = sum(part.trained_bytes for part in held)
+        count = sum(part.trained_bytes for part in held_parts(parts, first, end))
         latency_s = links.latencies[sender][receiver]
         exchange_s = max(exchange_s, links.transfer_s(sender, receiver, count) + latency_s)
     vote_s = _VOTE_TRIPS * max(links.latencies[a][b] for a in machines for b in machines if a != b)

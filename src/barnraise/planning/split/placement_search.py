@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from barnraise.planning.plan.stage_placement import ModelParts, PartSize, stage_bytes
@@ -66,6 +66,17 @@ def find_stages(problem: SplitProblem) -> list[FoundStages]:
         search.run(width)
     found = sorted(search.best.values(), key=lambda each: each.estimate_s)
     return [each for each in found if each.estimate_s <= _NEAR * found[0].estimate_s]
+
+
+def estimate_passes(
+    problem: SplitProblem, order: Sequence[int], runs: Sequence[tuple[int, int]]
+) -> tuple[float, float]:
+    """Return the estimated seconds of a micro-batch through all stages, and of the slowest stage or link."""
+    links, speeds, count = _link_times(problem), problem.speeds, len(problem.parts.blocks)
+    times = [sum(speeds[machine].passes(*run, count)) for machine, run in zip(order, runs, strict=True)]
+    between = [links[a][b] for a, b in pairwise(order)]
+    first_s = sum(times) + sum(link_s for link_s, _ in between)
+    return first_s, max(*times, *(slower_s for _, slower_s in between), 0.0)
 
 
 class _Search:

@@ -21,9 +21,9 @@ from blake3 import blake3
 
 from barnraise.core.decoding import decode
 from barnraise.core.errors import CollectiveError, RunError
-from barnraise.planning.plan.stage_placement import StagePlacement, mirror_bytes, stage_bytes
+from barnraise.planning.plan.stage_placement import mirror_bytes, stage_bytes
 from barnraise.planning.split.mirror_placement import MirrorMember, MirrorPlacement, place_mirrors
-from barnraise.planning.split.placement import place_stages
+from barnraise.planning.split.replica_placement import SplitPlacement, place_pipelines
 from barnraise.planning.split.split_problem import SplitProblem
 from barnraise.training.data.loader import MicroBatchLoader
 from barnraise.training.group.interface import GroupManager
@@ -38,6 +38,7 @@ from barnraise.training.pipeline.holdings import (
     units_of,
 )
 from barnraise.training.pipeline.machine_memory import usable_memory, used_memory
+from barnraise.training.pipeline.members.gradient_exchange import add_replicas, send_to_mirrors
 from barnraise.training.pipeline.members.handover import StayingMember, exchange_notices, plan_handover
 from barnraise.training.pipeline.members.member_stage import MemberStage, SplitTask
 from barnraise.training.pipeline.members.operation_turns import NextOperation, OperationKind, choose_turn
@@ -91,7 +92,7 @@ class SplitLoop:
         self._count = len(task.outline.blocks)
         self._held = MemberStage(task, weights, self._kept)
         self._exchange = StateExchange(self._held.names_of_unit, self._held.trained)
-        self._placement = StagePlacement((), ())  # by rank
+        self._placement = SplitPlacement(())  # by rank
         self._mirrors = MirrorPlacement((), ())
         trained = self._held.trained.items()
         forms = sorted((name, tuple(value.shape), str(value.dtype)) for name, value in trained)
@@ -122,7 +123,8 @@ class SplitLoop:
         loss = self._compute()
         phases = self.record.phases
         with phases.measure("communication"):
-            self._exchange_gradients()
+            add_replicas(self._manager.group, self._held, self._placement)
+            send_to_mirrors(self._manager.group, self._held, self._mirrors)
         with phases.measure("vote"):
             votes = self._vote(loss)
         norm = math.sqrt(math.fsum(vote.squared_norm for vote in votes))
@@ -143,42 +145,31 @@ class SplitLoop:
 
     def _compute(self) -> float:
         """Compute the gradients of this worker's stage. Return the loss on the last stage, and else 0."""
-        stage, ranks, record = self._held.stage, self._placement.order, self.record
-        if stage is None:
+        stage, placement, record = self._held.stage, self._placement, self.record
+        pipeline = placement.pipeline_of(self._manager.rank)
+        if stage is None or pipeline is None:
             return 0.0
         with record.phases.measure("data"):
             work = self._work.load(self.done, stage)
+        share = placement.divide(len(work))[pipeline]
+        own, ranks = work[share.start : share.stop], placement.pipelines[pipeline].order
+        if not own:
+            return 0.0
         stage.busy_s = 0.0
         with record.passes(stage):
             if len(ranks) == 1:
-                loss = run_alone(stage, work, self._work.seed)
+                loss = run_alone(stage, own, self._work.seed)
             else:
-                loss = run_stage(stage, work, self._task.codec, self._work.seed, ranks, self._task.order)
-        self.forecast.note_step(stage.busy_s, len(work), (stage.first, stage.end))
+                loss = run_stage(stage, own, self._task.codec, self._work.seed, ranks, self._task.order)
+        self.forecast.note_step(stage.busy_s, len(own), (stage.first, stage.end))
         return loss
-
-    def _exchange_gradients(self) -> None:
-        """Send the gradients of this stage to its mirror, and receive those that this worker mirrors."""
-        group, own, mirrors = self._manager.group, self._held.own, self._held.mirrors
-        mirror = self._mirrors.mirrors[self._manager.rank]
-        received = {
-            rank: torch.empty(state.gradient_bytes, dtype=torch.uint8) for rank, state in mirrors.items()
-        }
-        works = []
-        if mirror is not None and own.gradient_bytes:
-            works.append(group.send_async(own.pack_gradients(), mirror))
-        works += [group.receive_async(packed, rank) for rank, packed in received.items() if packed.numel()]
-        for work in works:
-            work.wait()
-        for rank, packed in received.items():
-            mirrors[rank].unpack_gradients(packed)
 
     def _vote(self, loss: float) -> list[StageVote]:
         manager, has_stage = self._manager, self._held.stage is not None
         vote = StageVote(
             self.done,
             loss,
-            self._held.own.squared_norm(),
+            self._held.own.squared_norm() if self._has_first_copy(manager.rank) else 0.0,
             manager.newest_generation(),
             self._work.fingerprint() if has_stage else b"",
             self._checkpoints.is_due(),
@@ -208,6 +199,10 @@ class SplitLoop:
         self.done += 1
         self.loss, self.factor, self._is_ready, self._performed = loss, factor, False, 0
         self.record.run_callbacks()
+
+    def _has_first_copy(self, rank: int) -> bool:
+        """Tell whether a rank is in the first pipeline, which has each block once."""
+        return self._placement.pipeline_of(rank) == 0
 
     # operations between two steps
 
@@ -249,8 +244,9 @@ class SplitLoop:
     def _gather_trained(self) -> dict[str, torch.Tensor]:
         held = self._held
         values = {name: parameter.detach().cpu() for name, parameter in held.own.parameters.items()}
+        senders = [run if self._has_first_copy(rank) else None for rank, run in enumerate(self.runs)]
         result = self._exchange.gather_values(
-            self._manager.group, values, [held.names_of_run(run) for run in self.runs]
+            self._manager.group, values, [held.names_of_run(run) for run in senders]
         )
         self._wait_for_all()
         return result
@@ -326,8 +322,9 @@ class SplitLoop:
             exit_without_state(finished=manager.finished)
         lost = [unit for unit in decision.lost if self._held.names_of_unit(unit)]
         if lost and decision.holders:
-            log.error("%d parts of the model were on machines that were lost together", len(lost))
-            exit_without_state(finished=False)
+            if not manager.finished:
+                log.error("%d parts of the model were on machines that were lost together", len(lost))
+            exit_without_state(finished=manager.finished)
         is_behind = not members[manager.rank].is_fresh and self.done < decision.done
         if is_behind and decision.apply_factor is not None:
             self._commit(decision.loss, decision.apply_factor)
@@ -372,8 +369,9 @@ class SplitLoop:
             Transfer(unit, rank, saver)
             for saver in holders
             for rank, run in enumerate(self.runs)
-            if rank != saver
+            if rank != saver and self._has_first_copy(rank)
             for unit in units_of(run, self._count)
+            if unit not in units_of(self.runs[saver], self._count)
         ]
         held = self._held.export()
         received, schedule = self._exchange.run(
@@ -425,26 +423,34 @@ class SplitLoop:
         # Computing takes more for a moment, such as a copy of a weight in another layout.
         return max(1, int(_SHARE * memory) - self._base_bytes)
 
-    def _place(self, problem: SplitProblem) -> StagePlacement:
-        placement = place_stages(problem)
+    def _place(self, problem: SplitProblem) -> SplitPlacement:
+        placement = place_pipelines(problem)
         if self._manager.rank == 0:
             for line in (*placement.why, *placement.why_spare):
                 log.warning(line)
         return placement
 
-    def _place_mirrors(self, members: Sequence[MemberHoldings], placement: StagePlacement) -> MirrorPlacement:
+    def _place_mirrors(self, members: Sequence[MemberHoldings], placement: SplitPlacement) -> MirrorPlacement:
         manager, parts, machines = self._manager, self._task.parts, self._manager.machines()
-        stages, batches = len(placement.order), self._work.batches
+        units = [units_of(placement.run_of(rank), self._count) for rank in range(manager.world)]
         mirrored = []
         for rank, member in enumerate(members):
             needed = trained = 0
-            if (run := placement.run_of(rank)) is not None:
-                place = placement.order.index(rank)
-                trained = mirror_bytes(parts, *run)
-                needed = stage_bytes(parts, *run, stages=stages, place=place, batches=batches)
+            if (pipeline := placement.pipeline_of(rank)) is not None:
+                order, runs, *_ = placement.pipelines[pipeline]
+                place, stages = order.index(rank), len(order)
+                trained = mirror_bytes(parts, *runs[place])
+                needed = stage_bytes(
+                    parts, *runs[place], stages=stages, place=place, batches=self._work.batches
+                )
                 needed -= trained if stages > 1 else 0  # which counts one mirror
+            elsewhere = {
+                unit for other, held in enumerate(units) if machines[other] != machines[rank] for unit in held
+            }
+            is_safe = elsewhere.issuperset(units[rank])  # replicas on other machines have all of it
             free = member.memory_bytes - needed if member.memory_bytes else None
-            mirrored.append(MirrorMember(manager.name_of(rank), machines[rank], trained, free))
+            name = manager.name_of(rank)
+            mirrored.append(MirrorMember(name, machines[rank], 0 if is_safe else trained, free))
         mirrors = place_mirrors(mirrored)
         if manager.rank == 0:
             for line in mirrors.why:
@@ -452,7 +458,7 @@ class SplitLoop:
         return mirrors
 
     def _adopt(
-        self, members: Sequence[MemberHoldings], decision: RegroupDecision, placement: StagePlacement
+        self, members: Sequence[MemberHoldings], decision: RegroupDecision, placement: SplitPlacement
     ) -> None:
         """Take the stage and the mirrors that the placement gives to this worker."""
         manager, held = self._manager, self._held
@@ -478,7 +484,11 @@ class SplitLoop:
         why = [*placement.why, *placement.why_spare, *mirrors.why]
         if plan is not None:
             why.append(plan.step.sentence)
-        self.record.place(self.done, runs, names, why, plan.planned if plan is not None else PlannedStep())
+        shares = placement.divide(self._work.batches)
+        pipelines = map(placement.pipeline_of, range(manager.world))
+        batches = [len(shares[number]) if number is not None else 0 for number in pipelines]
+        step = plan.planned if plan is not None else PlannedStep()
+        self.record.place(self.done, runs, names, why, step, batches)
         if decision.apply_factor is not None:
             self.factor = decision.apply_factor
         self._manager.group.all_gather_bytes(b"")  # all have their state

@@ -45,28 +45,29 @@ class TrainedState:
             if parameter.grad is not None
         )
 
-    def pack_gradients(self) -> torch.Tensor:
-        """Return all gradients as bytes on the CPU, in the order of their names."""
-        gradients = [
-            torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            for parameter in self.parameters.values()
-        ]
-        content = b"".join(bytes(tensor_bytes(gradient)) for gradient in gradients)
+    def gradient(self, name: str) -> torch.Tensor:
+        """Return the gradient of a parameter; zeros if it has none."""
+        parameter = self.parameters[name]
+        return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+
+    def pack_gradients(self, names: Sequence[str] | None = None) -> torch.Tensor:
+        """Return the gradients of some or all parameters as bytes on the CPU, in the order of their names."""
+        content = b"".join(bytes(tensor_bytes(self.gradient(name))) for name in names or self.parameters)
         return torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.empty(0)
 
-    @property
-    def gradient_bytes(self) -> int:
+    def gradient_bytes(self, names: Sequence[str] | None = None) -> int:
         """Return the size of what `pack_gradients` returns."""
-        return sum(parameter.numel() * parameter.element_size() for parameter in self.parameters.values())
+        return sum(self.parameters[name].nbytes for name in names or self.parameters)
 
-    def unpack_gradients(self, packed: torch.Tensor) -> None:
-        """Set the gradients that another machine has packed."""
-        start = 0
-        for parameter in self.parameters.values():
-            end = start + parameter.numel() * parameter.element_size()
-            flat = packed[start:end].clone().view(parameter.dtype)
-            parameter.grad = flat.view(parameter.shape).to(parameter.device)
-            start = end
+    def unpacked(self, packed: torch.Tensor, names: Sequence[str] | None = None) -> dict[str, torch.Tensor]:
+        """Return by name the gradients that another machine has packed."""
+        start, gradients = 0, {}
+        for name in names or self.parameters:
+            parameter = self.parameters[name]
+            flat = packed[start : start + parameter.nbytes].clone().view(parameter.dtype)
+            gradients[name] = flat.view(parameter.shape).to(parameter.device)
+            start += parameter.nbytes
+        return gradients
 
     def apply(self, factor: float) -> None:
         """Apply the gradients, multiplied by a factor, and forget them."""

@@ -88,6 +88,16 @@ def test_machine_that_is_enough_is_recommended() -> None:
     )
 
 
+def test_full_replicas_of_a_run_are_told() -> None:
+    pair = profile(24, 24)
+    alike = (pair.workers[0], msgspec.structs.replace(pair.workers[0], name="nas"))
+    report = report_of(msgspec.structs.replace(pair, batches=4, workers=alike))
+    text = words(describe_split(report, 80))
+    assert "A run trains with full replicas, in " in text
+    assert "mac is a full replica and trains 2 of 4 micro-batches" in text
+    assert report_of(profile(12, 12)).replicas == ""
+
+
 def test_single_machine_sends_nothing() -> None:
     text = words(describe_split(report_of(profile(24)), 80))
     assert "the whole model" in text

@@ -177,13 +177,14 @@ class SimulatedManager(SingleWorkerManager):
         super().__init__()
         self.run, self.machine = run, machine
         self.waits_for: list[str] = []
+        self.members: tuple[str, ...] = ()
         self.generation = 0
 
     def machines(self) -> tuple[str, ...]:
-        return tuple(self.run.place(name) for name in self.run.members)
+        return tuple(map(self.run.place, self.members))
 
     def name_of(self, rank: int) -> str:
-        return self.run.members[rank]
+        return self.members[rank]
 
     def newest_generation(self) -> int:
         is_leaving = self.machine in self.run.leaving
@@ -351,7 +352,7 @@ class SimulatedRun:
         self._form()
         self.wait(lambda: manager.machine not in self._arrived, manager.machine)
         assert self._shared is not None
-        members = self._shared.members
+        manager.members = members = self._shared.members
         manager.generation = self._shared.number
         manager.rank, manager.world = members.index(manager.machine), len(members)
         manager.group = SimulatedGroup(self, self._shared, manager.machine)

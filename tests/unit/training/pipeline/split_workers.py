@@ -3,7 +3,8 @@
 They connect through a file instead of an agent, and the members of all groups are known. Each act has its own
 groups. In the act "kill", c is killed in the middle of a step, and later d joins a and b. In the act "wait",
 a and b have too little memory for the model, so they wait for d. In the act "order", a has memory for a block
-between those of b and c only, and d for none.
+between those of b and c only, and d for none. In the act "replica", a has memory for the whole model, and the
+others are one pipeline.
 """
 
 from __future__ import annotations
@@ -23,9 +24,8 @@ import torch
 from barnraise.core import metrics
 from barnraise.history.entries import Entry
 from barnraise.history.log_format import encode_frames
-from barnraise.planning.plan.stage_placement import StagePlacement
 from barnraise.planning.plan.stage_time import BlockSpeed
-from barnraise.planning.split.placement import place_stages
+from barnraise.planning.split.replica_placement import SplitPlacement, place_pipelines
 from barnraise.planning.split.split_problem import SplitProblem
 from barnraise.training.pipeline import split_loop, split_training
 from barnraise.training.session import Session
@@ -36,9 +36,9 @@ from tests.unit.training.pipeline.block_model import BLOCKS, BlockModel, loader,
 
 DIES_AT, WAITS_AT = 2, 4  # steps that c has trained, and those before which d is here
 GROUPS = {"two": ["ab"], "three": ["abc"], "kill": ["abc", "ab", "abd"], "first": ["cab", "ab"]}
-GROUPS |= {"wait": GROUPS["kill"], "order": ["abcd"]}
+GROUPS |= {"wait": GROUPS["kill"], "order": ["abcd"], "replica": ["abcd"]}
 MEMORY = 10000  # of a machine: enough for two of the five blocks
-MEMORIES = {"a": 6200, "d": 1000}  # in the act "order"
+MEMORIES = {"order": {"a": 6200, "d": 1000}, "replica": {"a": 30000}}
 
 
 def train(
@@ -118,21 +118,22 @@ class DyingSession(Session):
         return super().epochs(count)
 
 
-def place_on_all(problem: SplitProblem) -> StagePlacement:
-    """Place stages as if no speed was known, because one machine alone would be the fastest here."""
-    unmeasured = tuple(machine._replace(speed=BlockSpeed()) for machine in problem.machines)
-    return place_stages(problem._replace(machines=unmeasured))
+def place_by_memory(block_s: float, problem: SplitProblem) -> SplitPlacement:
+    """Place stages as if all machines were equally fast; ``block_s``: 0 if that is not known."""
+    speed = BlockSpeed(block_s / 3, 2 * block_s / 3)
+    machines = tuple(machine._replace(speed=speed) for machine in problem.machines)
+    return place_pipelines(problem._replace(machines=machines))
 
 
 def member(machine: str, room: Path, act: str) -> None:
     torch.set_num_threads(1)
-    while machine == "d" and act != "order" and not (room / "killed").exists():
+    while machine == "d" and len(GROUPS[act]) > 1 and not (room / "killed").exists():
         time.sleep(0.01)
     groups = GROUPS[act]
-    if act in ("wait", "order"):
-        memory = MEMORIES.get(machine, MEMORY) if act == "order" else MEMORY
+    if act in ("wait", "order", "replica"):
+        memory = MEMORIES.get(act, {}).get(machine, MEMORY)
         split_loop.usable_memory, split_loop.used_memory = lambda device: memory, lambda device: 0
-    split_loop.place_stages = place_on_all
+    split_loop.place_pipelines = partial(place_by_memory, 1.0 if act == "replica" else 0.0)
     manager = FileGroupManager(machine, room, groups)
     dies = machine == "c" and len(groups) > 1
     run = (DyingSession if dies else Session)(

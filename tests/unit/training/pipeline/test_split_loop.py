@@ -55,13 +55,13 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[float], dict[s
     return losses, load_file(folder / "trained.safetensors")
 
 
-def check_equal(room: Path, machine: str, losses: list[float], alone: Any) -> None:
+def check_equal(room: Path, machine: str, losses: list[float], alone: Any, tolerance: float = 1e-6) -> None:
     expected, weights = alone
-    assert losses == pytest.approx(expected[-len(losses) :], abs=1e-6)
+    assert losses == pytest.approx(expected[-len(losses) :], abs=tolerance)
     trained = load_file(room / f"{machine}.safetensors")
     assert trained.keys() == weights.keys()
     for name, value in weights.items():
-        assert torch.allclose(trained[name], value, atol=1e-6), name
+        assert torch.allclose(trained[name], value, atol=tolerance), name
 
 
 @pytest.mark.parametrize("act", ["two", "three"])
@@ -139,3 +139,13 @@ def test_stages_follow_memory_and_a_machine_without_blocks_takes_part(tmp_path: 
         assert done == len(losses) == 6
         check_equal(tmp_path, machine, losses, alone)
         assert runs == [[2, 3], [0, 2], [3, 5], None]
+
+
+def test_full_replica_beside_a_pipeline_equals_one_process(tmp_path: Path, alone: Any) -> None:
+    results = run("replica", tmp_path, "abcd")
+    for machine, (losses, _, done, runs) in results.items():
+        assert done == len(losses) == 6
+        check_equal(tmp_path, machine, losses, alone, 1e-5)
+        assert runs[0] == [0, 5]
+        assert sorted(runs[1:])[0][0] == 0
+        assert sorted(runs[1:])[-1][1] == 5

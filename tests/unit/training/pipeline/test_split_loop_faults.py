@@ -72,14 +72,16 @@ def script(expected: Expected, folder: Path) -> Script:
     return main
 
 
-def check(run: SimulatedRun, expected: Expected, folder: Path, survivors: str) -> None:
+def check(
+    run: SimulatedRun, expected: Expected, folder: Path, survivors: str, tolerance: float = 1e-6
+) -> None:
     assert set(run.results) == set(survivors), (run.generations, run.ends)
     for machine, losses in run.results.items():
-        assert losses == pytest.approx(expected.losses[-len(losses) :], abs=1e-6), machine
+        assert losses == pytest.approx(expected.losses[-len(losses) :], abs=tolerance), machine
         saved = load_file(folder / f"{machine}.safetensors")
         assert saved.keys() == expected.weights.keys()
         for name, value in expected.weights.items():
-            assert torch.allclose(saved[name], value, atol=1e-6), (machine, name)
+            assert torch.allclose(saved[name], value, atol=tolerance), (machine, name)
 
 
 def test_threads_train_as_one_process(tmp_path: Path, expected: Expected) -> None:
@@ -186,7 +188,7 @@ def placed_script(expected: Expected, folder: Path, runs: dict[str, list[Any]]) 
             assert session._split is not None
             loop = session._split.loop
             blocks = [run[1] - run[0] if run is not None else 0 for run in loop.runs]
-            runs.setdefault(manager.machine, []).append(dict(zip(manager.run.members, blocks, strict=True)))
+            runs.setdefault(manager.machine, []).append(dict(zip(manager.members, blocks, strict=True)))
 
         path = folder / f"{manager.machine}.safetensors"
         return train(session, expected.base, path, after_step=note)
@@ -255,6 +257,55 @@ def test_failure_while_blocks_move_on_purpose_loses_nothing(
         run = SimulatedRun("abc", script(expected, tmp_path), speeds={"c": 30.0}, faults=faults)
         run.run()
         check(run, expected, tmp_path, "ac" if kind.startswith("die") else "abc")
+
+
+REPLICA = {"a": 30000, "b": MEMORY, "c": MEMORY, "d": MEMORY}  # a holds the whole model, the others not
+FAST = dict.fromkeys("abcd", 0.5)
+
+
+@pytest.mark.parametrize(
+    ("victim", "kind"), [("", "die"), *((name, kind) for name in "abc" for kind in ("die", "die-after"))]
+)
+def test_full_replica_and_a_pipeline_train_as_one_process(
+    victim: str, kind: Kind, tmp_path: Path, expected: Expected
+) -> None:
+    """Machine a trains some micro-batches alone. It and the others have copies of the same state."""
+    runs: dict[str, list[Any]] = {}
+    faults = [Fault(victim, Vote(3), kind)] if victim else []
+    run = SimulatedRun(
+        "abcd",
+        placed_script(expected, tmp_path, runs),
+        speeds=FAST,
+        probes=True,
+        memory=REPLICA,
+        faults=faults,
+    )
+    run.run()
+    check(run, expected, tmp_path, "".join(name for name in "abcd" if name != victim), 1e-5)
+    assert runs["d"][0]["a"] == 5
+    assert runs["d"][0]["b"] + runs["d"][0]["c"] + runs["d"][0]["d"] == 5
+    assert len(run.generations) == (2 if victim else 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["die", "die-after", "break", "break-after"])
+def test_failure_of_a_replica_at_any_operation_of_a_step_loses_nothing(
+    kind: Kind, tmp_path: Path, expected: Expected
+) -> None:
+    for machine in "ab":
+        once = SimulatedRun("abcd", script(expected, tmp_path), speeds=FAST, probes=True, memory=REPLICA)
+        once.run()
+        votes = [
+            number for number, each in enumerate(once.operations[machine]) if each.what.startswith("all")
+        ]
+        for operation in range(votes[7], votes[8] + 1):
+            faults = [Fault(machine, operation, kind)]
+            run = SimulatedRun(
+                "abcd", script(expected, tmp_path), speeds=FAST, probes=True, memory=REPLICA, faults=faults
+            )
+            run.run()
+            survivors = "abcd".replace(machine, "") if kind.startswith("die") else "abcd"
+            check(run, expected, tmp_path, survivors, 1e-5)
 
 
 def saving_script(expected: Expected, folder: Path) -> Script:

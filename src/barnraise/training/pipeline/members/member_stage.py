@@ -6,7 +6,7 @@ theirs. So a second failure is repaired as the first one was.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -66,6 +66,14 @@ class MemberStage:
         outline = self._task.outline
         parts = (outline.before, *outline.blocks, outline.after)
         return sorted(parts[unit] & self.trained.keys())
+
+    def names_of_units(self, units: Iterable[int]) -> list[str]:
+        """Return the names of what is trained in some units."""
+        return sorted(name for unit in units for name in self.names_of_unit(unit))
+
+    def shared_units(self, run: Run) -> list[int]:
+        """Return the units that this stage has in common with that of a run of blocks."""
+        return sorted({*self.own_units} & {*units_of(run, self._count)})
 
     def unit_bytes(self) -> dict[int, int]:
         """Return the bytes of the exported state of each unit in which something is trained."""

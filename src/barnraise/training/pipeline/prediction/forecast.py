@@ -11,9 +11,9 @@ from typing import NamedTuple
 import torch
 
 from barnraise.history.entries import PHASES
-from barnraise.planning.plan.stage_placement import ModelParts, StagePlacement
+from barnraise.planning.plan.stage_placement import ModelParts
 from barnraise.planning.plan.stage_time import BlockSpeed, SplitStepTime, StageOrder
-from barnraise.planning.split.placement import predict_placement
+from barnraise.planning.split.replica_placement import SplitPlacement, predict_pipelines
 from barnraise.planning.split.split_problem import SplitMachine, SplitProblem
 from barnraise.training.group.interface import GroupManager
 from barnraise.training.pipeline.prediction.block_probe import ProbedModel, probe_blocks
@@ -89,13 +89,14 @@ class SplitForecast:
         )
         return SplitProblem(self._parts, machines, self.group.links, batches, self.order)
 
-    def predict(self, problem: SplitProblem, placement: StagePlacement, done: int) -> None:
+    def predict(self, problem: SplitProblem, placement: SplitPlacement, done: int) -> None:
         """Predict the steps of a placement, if the speed of a machine is known."""
         self.plan = None
         if not problem.speeds:
             return
-        names = tuple(problem.machines[rank].name for rank in placement.order)
-        step = predict_placement(problem, placement.order, placement.runs)
+        ranks = [rank for pipeline in placement.pipelines for rank in pipeline.order]
+        names = tuple(problem.machines[rank].name for rank in ranks)
+        step = predict_pipelines(problem, placement)
         self.plan = SplitPlan(done, names, problem.batches, problem.order, step)
         if self._manager.rank == 0:
             log.warning("predicted: %s", step.sentence)

@@ -6,9 +6,8 @@ import logging
 import time
 from collections.abc import Sequence
 
-from barnraise.planning.plan.stage_placement import StagePlacement
-from barnraise.planning.split.placement import place_stages, predict_placement
 from barnraise.planning.split.replacement import ReplacementState, decide_replacement
+from barnraise.planning.split.replica_placement import SplitPlacement, place_pipelines, predict_pipelines
 from barnraise.planning.split.split_problem import SplitProblem
 
 log = logging.getLogger("barnraise.training")
@@ -24,11 +23,11 @@ class PlacementWatch:
         self.is_due = False
         self._state = ReplacementState()
         self._problem: SplitProblem | None = None
-        self._placement = StagePlacement((), ())
+        self._placement = SplitPlacement(())
         self._steps = 0
         self._next = 0.0
 
-    def start(self, problem: SplitProblem, placement: StagePlacement) -> None:
+    def start(self, problem: SplitProblem, placement: SplitPlacement) -> None:
         """Watch a new placement; its machines and links are those of the problem."""
         self._problem, self._placement = problem, placement
         self._state = self._state._replace(favourable=0)
@@ -50,7 +49,7 @@ class PlacementWatch:
         end = time.monotonic()
         self._next = end + (end - start) / _SHARE
 
-    def _predict(self, problem: SplitProblem, placement: StagePlacement | None) -> float:
+    def _predict(self, problem: SplitProblem, placement: SplitPlacement | None) -> float:
         """Return the predicted step of a placement, or of the best one."""
-        chosen = placement or place_stages(problem)  # it fits, as it did when the group began
-        return predict_placement(problem, chosen.order, chosen.runs).step_s
+        chosen = placement or place_pipelines(problem)  # it fits, as it did when the group began
+        return predict_pipelines(problem, chosen).step_s
