@@ -14,8 +14,9 @@ class Size(NamedTuple):
     """Shape of a model, and the amounts of its training and its hosts.
 
     ``length``: tokens of a sample; a micro-batch is one sample. It is small because two cores compute slowly
-    beside a line of 1 Gbit/s. It favours the split over FSDP2, whose traffic does not depend on it. ``batch`` and ``kill_batch``: samples of a
-    step, while speed is measured and while hosts are killed. ``limits_mb``: memory of the hosts.
+    beside a line of 1 Gbit/s. That favours the split over FSDP2, whose traffic does not depend on it.
+    ``batch`` and ``kill_batch``: samples of a step, while speed is measured and while hosts are killed.
+    ``limits_mb``: memory of the hosts.
     """
 
     width: int
