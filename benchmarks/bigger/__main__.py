@@ -26,6 +26,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -55,6 +56,7 @@ RATE, BITS_PER_S = "1gbit", 1e9
 CORES = (0.85, 0.6, 0.5)  # of two; the network stack of the kernel and this program need the rest
 _MB = 1_000_000
 _FLOAT = 4
+_RIVAL_MORE = 0.15  # of the memory: without it, the kernel sometimes kills FSDP2
 _PROGRAMS_BYTES = 600 * _MB  # of the agent and a worker, before it loads weights
 
 
@@ -104,6 +106,7 @@ def main() -> int:
         figures = figures_of(size, measured, references, weights)
     figures |= {"parameters": parameters, "model_bytes": weights, "environment": environment}
     figures |= {"size": options.size, "seed": options.seed, "rate": RATE, "cores": CORES}
+    figures["command"] = " ".join(["python -m benchmarks.bigger", *sys.argv[1:]])
     last_line(figures)
     if options.write:
         page.write(figures)
@@ -139,7 +142,10 @@ def one_round(bench: Bench, number: int, amount: Amount, ours: HeldWatch, theirs
         say(f"a step takes {seconds:.2f} s split; held at most {_held(ours)}")
 
     def fsdp2() -> None:
-        rivals.append(bench.fsdp2(amount.rival_steps, keep, shares, theirs))
+        with contextlib.ExitStack() as stack:
+            for host in bench.hosts:
+                stack.enter_context(host.widened(_RIVAL_MORE))
+            rivals.append(bench.fsdp2(amount.rival_steps, keep, shares, theirs))
         say(f"a step takes {median(rival_seconds(rivals[0])):.2f} s with FSDP2; held at most {_held(theirs)}")
 
     for way in (split, fsdp2) if number % 2 == 0 else (fsdp2, split):
@@ -182,17 +188,19 @@ def rival_seconds(steps: Sequence[tuple[float, float]]) -> list[float]:
 def train_alone(
     base: Path, directory: Path, size: Size, amount: Amount, killed: KilledRun | None
 ) -> list[list[Row]]:
-    """Return the steps alone, for the batches of both runs."""
+    """Return the steps alone, for the batches of both runs, which are trained side by side."""
     wanted = [(size.batch, max(amount.steps, amount.rival_steps) if amount.rounds else 0)]
     wanted += [(size.kill_batch, killed.steps)] if killed is not None else []
-    result = []
-    for batch, steps in wanted:
+
+    def train(batch: int, steps: int) -> list[Row]:
         marks = directory / f"alone-{batch}"
         marks.mkdir()
-        threads = os.cpu_count() or 1
-        result.append(alone(base, size, marks, batch=batch, steps=steps, threads=threads) if steps else [])
+        rows = alone(base, size, marks, batch=batch, steps=steps) if steps else []
         say(f"{steps} steps of {batch} samples are trained alone")
-    return result
+        return rows
+
+    with ThreadPoolExecutor() as pool:
+        return list(pool.map(lambda each: train(*each), wanted))
 
 
 def figures_of(

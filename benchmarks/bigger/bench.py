@@ -106,12 +106,15 @@ class Bench:
         ]
 
 
-def alone(base: Path, size: Size, marks: Path, *, batch: int, steps: int, threads: int) -> list[Row]:
-    """Train in one process without a limit and without an agent. Return its steps."""
+def alone(base: Path, size: Size, marks: Path, *, batch: int, steps: int) -> list[Row]:
+    """Train in one process without a limit and without an agent. Return its steps.
+
+    It has as many threads as the workers have, because a sum in another order has other rounding errors.
+    """
     given = variables(base, size, batch=batch, steps=steps) | {"MARKS": str(marks)}
     kept = {name: value for name, value in os.environ.items() if not name.startswith("BARNRAISE_")}
     path = os.pathsep.join([str(REPOSITORY / "src"), str(REPOSITORY)])
-    environment = kept | given | {"PYTHONPATH": path, "OMP_NUM_THREADS": str(threads)}
+    environment = kept | given | {"PYTHONPATH": path}
     done = subprocess.run(
         [sys.executable, str(_PROGRAMS / "program.py")],
         env=environment,

@@ -15,18 +15,17 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from barnraise.core.errors import RunError
-from barnraise.planning.plan.split_rivals import (
+from barnraise.planning.split.split_problem import SplitMachine, SplitProblem
+from barnraise.planning.split.split_rivals import (
     Rival,
     RivalKind,
-    SplitMachine,
     SplitPrice,
-    SplitProblem,
     price_rivals,
-    price_split,
+    price_run,
     recommend,
 )
-from barnraise.planning.plan.stage_placement import ModelParts, PartSize
-from barnraise.planning.plan.stage_time import BlockSpeed, LinkRates
+from barnraise.planning.split.stage_placement import ModelParts, PartSize
+from barnraise.planning.split.stage_time import BlockSpeed, LinkRates
 from benchmarks.report import REPOSITORY, last_line
 
 PAGE = REPOSITORY / "docs" / "benchmarks" / "bigger-homes.md"
@@ -37,7 +36,7 @@ CARRIED = 0.94  # of the rate of a line
 COPIED = 0.8  # of the rate of PCIe
 _GB = 1e9
 _BF16, _FLOAT = 2.0, 4.0
-_FOUR_BITS = 4.127 / 8  # NF4 in blocks of 64, with double quantization
+_FOUR_BITS = 4.5 / 8  # NF4, with a scale of four bytes for 64 numbers
 _LOGITS = 10  # bytes of a word's score: in bfloat16, in float32, and its gradient
 _HEAD_WIDTH = 128
 
@@ -179,15 +178,15 @@ It shows where a split can be the right choice, and where it is not.
 checkpointing, one sample in each micro-batch.
 - A device computes at {REACHED:.0%} of its peak, and reads its weights at its full memory bandwidth. The \
 slower of both counts. A line carries {CARRIED:.0%} of its rate.
-- 16 bits: two bytes for each parameter. 4 bits: 4.127 bits for each parameter of a block (NF4 in blocks of \
-64 with double quantization, arXiv 2305.14314), and two bytes for those of embeddings and head. Barnraise \
-does not split 4-bit bases yet.
+- 16 bits: two bytes for each parameter. 4 bits: 4.5 bits for each parameter of a block (`base="nf4"`), \
+and two bytes for those of embeddings and head.
 - Cards keep {1 - _CARD:.0%} of their memory free, Macs a third of it, and the laptop 30%. The memory inside \
 a block while it is computed is not counted.
 - The rivals are favoured: reading and sending overlap with computing, and micro-batches are computed \
 together as far as memory allows. "RAM" is the memory of the same computer, over PCIe at {COPIED:.0%} of its \
 rate. Weights in RAM or on disk need another program.
-- A figure is the predicted time of a step. "-" means that it does not fit.
+- A figure is the predicted time of a step. "-": it does not fit. "slower": one machine alone, which holds \
+all weights, is faster. "none": the split uses no more than two machines.
 """
 
 
@@ -251,7 +250,7 @@ def cases() -> Iterator[Case]:
                 problem = problem_of(home, shape, bits)
                 split = None
                 try:
-                    split = price_split(problem, range(len(problem.machines)))
+                    split = price_run(problem)
                 except RunError:  # the model does not fit
                     pass
                 rivals = price_rivals(problem)
@@ -279,7 +278,7 @@ def render(computed: Sequence[Case]) -> str:
     for home in HOMES:
         lines += ["", f"## {home.name}", "", f"{', '.join(home.devices)}; {_line(home)}.", ""]
         own = [case for case in computed if case.home == home]
-        titles = ("model", "split over all", "it is limited by", *(title for _, title in _COLUMNS))
+        titles = ("model", "split", "it is limited by", *(title for _, title in _COLUMNS))
         lines += _table(titles, [_row(case) for case in own])
         lines += ["", *(f"- {case.shape.name}, {case.bits} bits: {case.words}" for case in own)]
     return "\n".join(lines) + "\n"
@@ -296,8 +295,15 @@ def _row(case: Case) -> list[str]:
         f"{case.shape.name}, {case.bits} bits",
         _time(split.step.step_s if split is not None else None),
         split.step.limit if split is not None else "-",
-        *(_time(by_kind[kind].step_s if kind in by_kind else None) for kind, _ in _COLUMNS),
+        *(_time(by_kind[kind].step_s) if kind in by_kind else _absent(kind, split) for kind, _ in _COLUMNS),
     ]
+
+
+def _absent(kind: RivalKind, split: SplitPrice | None) -> str:
+    """Return why a rival is not priced."""
+    if kind == "fewer":
+        return "none" if split is not None else "-"
+    return "slower" if kind in ("memory", "disk") else "-"
 
 
 def _time(seconds: float | None) -> str:

@@ -23,6 +23,7 @@ _PREFIX = "barnraise-bigger"
 _PERIOD_US = 10_000  # short, so that a stage never stands still for long
 _EVERY_S = 0.1
 _REMOVED_S = 20.0
+_LIMITS = ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes")  # what does not fit may not be swapped
 _DROPPABLE = ("total_active_file", "total_inactive_file")
 
 
@@ -45,6 +46,19 @@ class LimitedHost(NamedTuple):
         usage = int((self.group / "memory.usage_in_bytes").read_text())
         return held_bytes(usage, (self.group / "memory.stat").read_text())
 
+    @contextmanager
+    def widened(self, share: float) -> Iterator[None]:
+        """Raise the memory limit by a share for the time of a context."""
+        names = [name for name in _LIMITS if (self.group / name).exists()]
+        raised = round((1 + share) * self.limit.memory_bytes)
+        for name in reversed(names):  # the limit with swap may not be below the other one
+            (self.group / name).write_text(str(raised))
+        try:
+            yield
+        finally:
+            for name in names:
+                (self.group / name).write_text(str(self.limit.memory_bytes))
+
     def oom_kills(self) -> int:
         """Return the number of processes that the kernel killed because of the memory limit."""
         return oom_kills((self.group / "memory.oom_control").read_text())
@@ -61,6 +75,7 @@ class HeldWatch:
         self.peaks = [0] * len(hosts)
         self._ended = threading.Event()
         self._thread = threading.Thread()
+        self._error: OSError | None = None
 
     def __enter__(self) -> HeldWatch:
         self._ended.clear()
@@ -73,15 +88,20 @@ class HeldWatch:
     ) -> None:
         self._ended.set()
         self._thread.join()
+        if self._error is not None:  # or its peaks would be too low
+            raise self._error
 
     def over_limit(self) -> float:
         """Return the largest peak of a host over its limit."""
         return max(peak / host.limit.memory_bytes for peak, host in zip(self.peaks, self._hosts, strict=True))
 
     def _watch(self) -> None:
-        while not self._ended.wait(_EVERY_S):
-            for place, host in enumerate(self._hosts):
-                self.peaks[place] = max(self.peaks[place], host.held())
+        try:
+            while not self._ended.wait(_EVERY_S):
+                for place, host in enumerate(self._hosts):
+                    self.peaks[place] = max(self.peaks[place], host.held())
+        except OSError as error:
+            self._error = error
 
 
 def held_bytes(usage: int, statistics: str) -> int:
@@ -112,7 +132,9 @@ def limited(hosts: Sequence[Host], limits: Sequence[Limit]) -> Iterator[list[Lim
             for folder in (memory, processor):
                 folder.mkdir()
                 made.append(folder)
-            (memory / "memory.limit_in_bytes").write_text(str(limit.memory_bytes))
+            for name in _LIMITS:
+                if (memory / name).exists():
+                    (memory / name).write_text(str(limit.memory_bytes))
             (processor / "cpu.cfs_period_us").write_text(str(_PERIOD_US))
             (processor / "cpu.cfs_quota_us").write_text(str(round(limit.cores * _PERIOD_US)))
             host.groups = [memory, processor]

@@ -64,8 +64,9 @@ def trained_bytes(model: torch.nn.Module) -> int:
 
 
 def busy_seconds(split: Any) -> float:
-    """Return the seconds that this machine computed in the newest step."""
-    return float(split.loop._held.stage.busy_s)
+    """Return the seconds that this machine computed in the newest step; 0 without a stage."""
+    stage = split.loop._held.stage
+    return float(stage.busy_s) if stage is not None else 0.0
 
 
 def moved_bytes(kind: str) -> int:

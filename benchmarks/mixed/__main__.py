@@ -5,8 +5,9 @@
 
 The machines pair without addresses. They compare collectives, DDP and FSDP2 with exact results. They train a
 session of 200 steps, in which the worker of each machine is killed once. Another run is stopped, and resumed
-on machines of other systems. A folder with names that Windows refuses is not sent. At the end, the second
-machine removes the others. The last line is one JSON object.
+on machines of other systems. A model is split over all machines, one of which is killed. A folder with names
+that Windows refuses is not sent. At the end, the second machine removes the others. The last line is one JSON
+object.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.agents.commits import Commit, judge, read_commits
 from benchmarks.agents.machines import until
@@ -29,13 +30,13 @@ from benchmarks.report import environment_line, last_line
 from lab import ARM64, LINUX, WINDOWS, Lab, LabProcess
 from lab.systems import System
 
-PROGRAMS = Path(__file__).parents[1] / "programs"
+PROGRAMS = Path(__file__).parent
 UNITS = 8
 _READ_DEEP_FILE = """
 from pathlib import Path
 print("READ", next(Path().rglob("größe.txt")).read_text(encoding="utf-8"), flush=True)
 """
-STEPS = 200
+STEPS, SPLIT_STEPS = 200, 60
 
 
 class Bench:
@@ -51,6 +52,7 @@ class Bench:
         self.check_names()
         self.check_collectives()
         self.resume_elsewhere()
+        self.split_model()
         for optimizer in reversed(optimizers):  # the figures are those of the first
             self.train(optimizer)
         self.remove_all()
@@ -78,14 +80,14 @@ class Bench:
     def check_names(self) -> None:
         """Check that names which a system refuses are named before anything starts, and letters arrive."""
         first = self.machines[0]
-        refused = self._folder("mixed_collectives.py")
+        refused = self._folder("collectives.py")
         for name in ("aux.txt", "what?.txt", "Data.csv", "data.csv"):
             (refused / name).write_text("")
         printed = first.try_to_type("run", "--all", "train.py", folder=refused)
         text = printed.stdout + printed.stderr
         assert printed.returncode != 0, text
         assert all(word in text for word in ("aux.txt", "what?.txt", "data.csv")), text
-        folder = self._folder("mixed_collectives.py")
+        folder = self._folder("collectives.py")
         deep = folder / "ein langer Ordner mit Umlauten äöü" / ("x" * 120) / ("y" * 120)
         deep.mkdir(parents=True)
         (deep / "größe.txt").write_text("14", encoding="utf-8")
@@ -94,7 +96,7 @@ class Bench:
         assert printed_all.count("READ 14") == len(self.machines), printed_all
 
     def check_collectives(self) -> None:
-        folder = self._folder("mixed_collectives.py")
+        folder = self._folder("collectives.py")
         begin = time.monotonic()
         printed = self.machines[0].type("run", "--all", "train.py", folder=folder)
         reports = [json.loads(text) for text in re.findall(r"CHECKED (\{.*\})", printed)]
@@ -174,6 +176,46 @@ class Bench:
         assert 1 < first_again <= stopped.step + 1, "it began again"
         self.figures["resumed_from_other_system"] = True
 
+    def split_model(self) -> None:
+        """Train a model of which each machine holds some blocks, kill one machine, and compare the losses."""
+        folder = self._folder("split.py")
+        base, alone, split, hold = (
+            folder.with_suffix(f".{kind}") for kind in ("base", "alone", "split", "hold")
+        )
+        given = {"base": str(base), "hold": str(hold), "held_s": 0.5, "epochs": SPLIT_STEPS // 10}
+        first, *_, last = self.machines
+        (folder / "variables.json").write_text(json.dumps(given | {"results": str(alone)}))
+        first.python("train.py", folder=folder)
+        (folder / "variables.json").write_text(json.dumps(given | {"results": str(split)}))
+        expected = {row.step: row.loss for row in _split_steps(alone)}
+        everyone, begin = len(self.machines), time.monotonic()
+        hold.touch()
+        running = first.start("run", "--all", "train.py", folder=folder)
+
+        def trains(world: int, after: int = 0) -> bool:
+            rows = [row for row in _split_steps(split) if row.step > after]
+            return running.poll() is not None or (bool(rows) and _newest_step(rows).world == world)
+
+        until(lambda: trains(everyone), PATIENCE_S, "all train the split model")
+        killed_after = _newest_step(_split_steps(split)).step
+        assert last.kill_workers("train.py") == 1, f"{last.name} has no worker"
+        until(lambda: trains(everyone - 1, killed_after), PATIENCE_S, "the others go on")
+        until(lambda: trains(everyone, killed_after + 1), PATIENCE_S, f"{last.name} is back")
+        hold.unlink()
+        assert running.wait(900) == 0, running.output()
+        rows = _split_steps(split)
+        print(running.output()[-2000:], flush=True)
+        blocks = sorted({str(row.blocks) for row in rows})
+        print(f"{last.name} was killed after step {killed_after}; blocks: {', '.join(blocks)}", flush=True)
+        assert {row.step for row in rows} == set(expected), "a step is missing"
+        gaps = [abs(row.loss - expected[row.step]) for row in rows]
+        self.figures |= {
+            "split_steps": len(expected),
+            "split_loss_gap": max(gaps),
+            "split_machines": len({row.blocks for row in rows if row.world == everyone and row.blocks}),
+            "split_s": round(time.monotonic() - begin, 1),
+        }
+
     def remove_all(self) -> None:
         """Let the second machine, which has another system, remove all others."""
         remover = self.machines[1]
@@ -188,7 +230,7 @@ class Bench:
         self, optimizer: str, checkpoint_s: float = 20, held_s: float = 2.0
     ) -> tuple[Path, Path, Path]:
         """Write a session whose micro-batches take ``held_s`` as long as the file ``hold`` exists."""
-        folder = self._folder("mixed_session.py")
+        folder = self._folder("session.py")
         trace, hold = folder.with_suffix(".trace"), folder.with_suffix(".hold")
         hold.touch()
         given = {
@@ -218,6 +260,33 @@ def _commits(trace: Path) -> list[Commit]:
     """Return the commits of all systems, which share one clock here, in order."""
     files = trace.parent.glob(f"{trace.name}.*")
     return sorted((commit for file in files for commit in read_commits(file)), key=lambda commit: commit.at)
+
+
+class SplitStep(NamedTuple):
+    """A step of a split model on one machine. ``blocks``: the first one there, and the one after the last."""
+
+    step: int
+    world: int
+    loss: float
+    blocks: tuple[int, int] | None
+
+
+def _split_steps(results: Path) -> list[SplitStep]:
+    """Return the steps that all machines have written; the last line of one may be cut off."""
+    lines = [
+        line
+        for file in results.parent.glob(f"{results.name}.*")
+        for line in file.read_text().splitlines(keepends=True)
+        if line.endswith("]\n")
+    ]
+    return [
+        SplitStep(step, world, loss, tuple(blocks) if blocks else None)
+        for step, loss, blocks, world in map(json.loads, lines)
+    ]
+
+
+def _newest_step(rows: Sequence[SplitStep]) -> SplitStep:
+    return max(rows, key=lambda row: row.step)
 
 
 def _newest(trace: Path) -> Commit:

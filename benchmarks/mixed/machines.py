@@ -75,6 +75,12 @@ class MixedMachine:
         command = self._command(*words)
         return self.host.run(command, env=self._variables, cwd=folder, timeout=PATIENCE_S, check=False)
 
+    def python(self, script: str, folder: Path) -> None:
+        """Run a script without Barnraise's command; raise AssertionError unless it succeeds."""
+        command = [self.host.python, script]
+        done = self.host.run(command, env=self._variables, cwd=folder, timeout=PATIENCE_S, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
     def answers(self) -> bool:
         """Tell whether its agent answers."""
         return self.try_to_type("status").returncode in (0, 3)

@@ -191,6 +191,7 @@ def test_figures_of_a_whole_benchmark_are_complete() -> None:
     assert (figures["peak_memory_over_limit"], figures["model_over_limit"]) == (0.9, 2.0)
     assert (figures["samples_lost"], figures["stage_state_bytes_moved"]) == (0, 1.05)
     given = {"size": "tiny", "seed": 1, "environment": "today", "cores": (1, 1, 1), "parameters": 1}
+    given["command"] = "python -m benchmarks.bigger"
     assert "(missed)" not in page.render({**figures, **given, "model_bytes": 2_400_000_000})
 
 
@@ -213,6 +214,7 @@ def test_page_names_missed_goals_and_what_was_not_measured(tmp_path: Path) -> No
         "seed": 1,
         "environment": "today",
         "cores": (0.85, 0.6, 0.5),
+        "command": "python -m benchmarks.bigger --quick",
     }
     figures |= {"limits_mb": (1200, 1100, 1000), "parameters": 1_000_000, "model_bytes": 4_000_000}
     figures |= {"over_fsdp2": 4.2, "share_of_bound": 0.8123456, "loss_gap": 2e-7, "prediction_error": None}

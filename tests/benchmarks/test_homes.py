@@ -38,7 +38,7 @@ def test_each_model_of_each_home_has_rivals_with_prices(computed: list[Case]) ->
         assert {"alone", "sharded"} <= kinds
         assert any(rival.step_s is not None for rival in case.rivals)
         if case.split is not None:
-            assert case.split.step.step_s >= case.split.step.bound_s
+            assert case.split.step.step_s >= 0.999 * case.split.step.bound_s
     assert figures_of(computed)["is_simulated"] is True
     used = {name for home in HOMES for name in home.devices}
     assert used == {device.name for device in DEVICES}
@@ -50,9 +50,7 @@ def test_models_have_their_known_sizes(shape: object, billions: float) -> None:
     weights = sum(part.frozen_bytes for part in (parts.before, *parts.blocks, parts.after)) / 2
     assert weights / 1e9 == pytest.approx(billions, rel=0.002)
     small = parts_of(shape, 4)  # type: ignore[arg-type]
-    assert small.blocks[0].frozen_bytes * 8 / (parts.blocks[0].frozen_bytes / 2) == pytest.approx(
-        4.127, 0.001
-    )
+    assert small.blocks[0].frozen_bytes * 8 / (parts.blocks[0].frozen_bytes / 2) == pytest.approx(4.5, 0.001)
 
 
 def test_two_machines_of_one_kind_have_different_names() -> None:

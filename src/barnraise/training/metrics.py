@@ -29,14 +29,25 @@ class MetricsLog:
         """Set the step and the number of samples that the next values belong to."""
         self._current = (step, size)
 
-    def log(self, values: Mapping[str, Any]) -> None:
-        """Add values of the current micro-batch."""
+    def log(self, values: Mapping[str, Any], weight: float | None = None) -> None:
+        """Add values of the current micro-batch; ``weight``: of its mean, None for its samples."""
         step, size = self._current
+        self._add(step, values, size if weight is None else weight)
+
+    def log_step(self, step: int, values: Mapping[str, Any]) -> None:
+        """Add values of a step, of which every worker counts alike."""
+        self._add(step, values, 1.0)
+
+    def _add(self, step: int, values: Mapping[str, Any], own_weight: float) -> None:
         logged = self._by_step.setdefault(step, {})
-        for name, value in values.items():
+        for name, value in values.items() if own_weight else ():  # a mean over nothing may be NaN
             number = float(value.detach()) if isinstance(value, torch.Tensor) else float(value)
             total, weight = logged.get(name, (0.0, 0.0))
-            logged[name] = (total + number * size, weight + size)
+            logged[name] = (total + number * own_weight, weight + own_weight)
+
+    def amend(self, values: Mapping[str, float]) -> None:
+        """Add values to the newest entry of ``history``."""
+        self.history[-1:] = [{**(self.history[-1] if self.history else {}), **values}]
 
     def set_default(self, values: Mapping[str, float]) -> None:
         """Set values of the current step that count unless the script logs other ones."""

@@ -99,7 +99,8 @@ class ProgressReporter:
         self._worker, self._session, self._batch = worker, session, batch
         self._counts: Literal["step", "item"] = counts
         self._committed: tuple[float, int] | None = None  # the newest commit: time and step
-        self._reported: tuple[float, int] | None = None
+        # The newest commit and value that were reported.
+        self._reported: tuple[tuple[float, int], tuple[str, float]] | None = None
         self._rate = StepRate()
         self._metric = os.environ.get(METRIC_VARIABLE, "")
         self._client: ListenerClient | None = None
@@ -124,15 +125,17 @@ class ProgressReporter:
 
     def _report(self, timeout_s: float) -> None:
         committed = self._committed
-        if committed is None or committed == self._reported:
+        if committed is None:
             return
-        self._reported = committed
         self._rate.add(*committed)
+        newest = newest_value(self._session.history, self._metric)
+        if (committed, newest) == self._reported:  # a value may become known after the last commit
+            return
+        self._reported = committed, newest
         if self._session.is_main:
-            self._send(self._progress(committed[1]), timeout_s)
+            self._send(self._progress(committed[1], *newest), timeout_s)
 
-    def _progress(self, step: int) -> TrainingProgress:
-        name, value = newest_value(self._session.history, self._metric)
+    def _progress(self, step: int, name: str, value: float) -> TrainingProgress:
         speed = min(self._rate.steps_per_s, _MAX_SPEED)
         samples_per_s = min(speed * self._batch, _MAX_SPEED)
         total = self._session.total_steps

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -21,6 +23,26 @@ def test_long_history_drops_oldest_entries(monkeypatch: pytest.MonkeyPatch) -> N
     assert [entry["loss"] for entry in log.since(92)] == [92.0, 93.0, 94.0]
     assert len(log.since(0)) == len(log.history) >= 10
     assert log.since(96) == []
+
+
+def test_values_are_averaged_by_the_weights_that_they_were_logged_with() -> None:
+    log = MetricsLog()
+    log.start_microbatch(0, 4.0)
+    log.log({"loss": 1.0}, 3.0)
+    log.log({"loss": 5.0}, 1.0)
+    log.log({"loss": math.nan}, 0.0)
+    log.log_step(0, {"eval_loss": 7.0})
+    log.update([log.of_step(0), {"eval_loss": (9.0, 1.0)}], 2)
+    assert log.history == [{"loss": 2.0, "eval_loss": 8.0}]
+
+
+def test_values_after_the_last_step_are_in_the_newest_entry() -> None:
+    log = MetricsLog()
+    log.amend({"eval_loss": 3.0})
+    assert log.history == [{"eval_loss": 3.0}]
+    log.update([{"loss": (2.0, 1.0)}], 1)
+    log.amend({"eval_loss": 1.0})
+    assert log.history == [{"eval_loss": 3.0}, {"loss": 2.0, "eval_loss": 1.0}]
 
 
 def test_gather_of_scalar_returns_vector() -> None:

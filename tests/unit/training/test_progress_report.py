@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 
-from barnraise.training.progress_report import StepRate, newest_value
+from barnraise.agent_client.queue.requests import METRIC_VARIABLE
+from barnraise.agent_client.run_requests import TrainingProgress
+from barnraise.training import progress_report
+from barnraise.training.group.agent_client import WorkerId
+from barnraise.training.progress_report import ProgressReporter, StepRate, newest_value
 
 
 def test_step_rate_is_unknown_before_the_second_step() -> None:
@@ -53,3 +58,27 @@ def test_newest_value_is_the_loss_or_the_first_logged_one() -> None:
     name, value = newest_value([{"x\x1b" * 40: math.nan}])
     assert (len(name), math.isnan(value)) == (24, True)
     assert name.isprintable()
+
+
+class Status:
+    """Session that has committed three steps, and logs the loss."""
+
+    done, is_main, total_steps = 3, True, 3
+
+    def __init__(self) -> None:
+        self.history = [{"loss": 1.0}]
+
+
+def test_value_that_is_known_after_the_last_commit_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[TrainingProgress] = []
+    monkeypatch.setenv(METRIC_VARIABLE, "eval_accuracy")
+    monkeypatch.setattr(progress_report, "_INTERVAL_S", 3600.0)
+    monkeypatch.setattr(ProgressReporter, "_send", lambda self, progress, timeout_s: sent.append(progress))
+    status = Status()
+    reporter = ProgressReporter(WorkerId("run-1", 0, 1, Path(), "00"), status, 8)
+    reporter()
+    reporter._report(1.0)
+    reporter._report(1.0)
+    status.history[-1] = {"loss": 1.0, "eval_accuracy": 0.5}
+    reporter.close()
+    assert [(progress.metric, progress.value) for progress in sent] == [("", 0.0), ("eval_accuracy", 0.5)]

@@ -15,17 +15,11 @@ from barnraise.cli.tables import table
 from barnraise.cli.terminal import columns, wrapped
 from barnraise.core.errors import RunError
 from barnraise.core.units import counted, format_duration, format_rate, format_size
-from barnraise.planning.plan.split_rivals import (
-    Rival,
-    SplitMachine,
-    SplitPrice,
-    SplitProblem,
-    price_rivals,
-    price_split,
-    recommend,
-)
-from barnraise.planning.plan.stage_placement import ModelParts, PartSize, stage_bytes
-from barnraise.planning.plan.stage_time import BlockSpeed, LinkRates
+from barnraise.planning.plan.plans import listed
+from barnraise.planning.split.split_problem import SplitMachine, SplitProblem
+from barnraise.planning.split.split_rivals import Rival, SplitPrice, price_rivals, price_run, recommend
+from barnraise.planning.split.stage_placement import ModelParts, PartSize
+from barnraise.planning.split.stage_time import BlockSpeed, LinkRates
 
 _NARROW, _WIDE = 60, 120
 _OTHERS = (
@@ -62,17 +56,17 @@ def run_split(profile: SplitProfile, *, wishes: PlanOptions) -> int:
 def _as_object(report: SplitReport) -> dict[str, Any]:
     """Return the report as one JSON object."""
     problem, split = report.problem, report.split
-    runs = split.placement.runs if split is not None else ()
     stages = [
         {
-            "machine": problem.machines[number].name,
-            "first_block": first + 1,
-            "last_block": end,
-            "busy_s": busy_s,
+            "machine": stage.name,
+            "pipeline": stage.pipeline,
+            "micro_batches": stage.batches,
+            "first_block": stage.run[0] + 1,
+            "last_block": stage.run[1],
+            "memory_bytes": stage.need,
+            "busy_s": stage.busy_s,
         }
-        for number, (first, end), busy_s in (
-            zip(split.machines, runs, split.step.busy_s, strict=True) if split is not None else ()
-        )
+        for stage in (stages_of(problem, split) if split is not None else ())
     ]
     return {
         "batch": report.batch,
@@ -91,11 +85,11 @@ def _as_object(report: SplitReport) -> dict[str, Any]:
 
 
 def report_of(profile: SplitProfile) -> SplitReport:
-    """Place the model on the machines of a dry run, in their order, and price its rivals."""
+    """Place the model on the machines of a dry run, and price its rivals."""
     problem = problem_of(profile)
     split, why_not = None, ""
     try:
-        split = price_split(problem, range(len(problem.machines)))
+        split = price_run(problem)
     except RunError as error:
         why_not = error.message
     rivals = price_rivals(problem)
@@ -109,6 +103,36 @@ def report_of(profile: SplitProfile) -> SplitReport:
     )
 
 
+class ShownStage(NamedTuple):
+    """Stage of a pipeline as it is shown. ``batches``: micro-batches of a step that pass through it."""
+
+    name: str
+    memory_bytes: int
+    pipeline: int
+    batches: int
+    run: tuple[int, int]
+    need: int
+    busy_s: float
+
+
+def stages_of(problem: SplitProblem, split: SplitPrice) -> list[ShownStage]:
+    """Return the stages of all pipelines."""
+    busy = iter(split.step.busy_s)
+    return [
+        ShownStage(
+            problem.machines[number].name,
+            problem.machines[number].memory_bytes,
+            place + 1,
+            batches,
+            run,
+            need,
+            next(busy),
+        )
+        for place, (pipeline, batches) in enumerate(zip(split.pipelines, split.shares, strict=True))
+        for number, run, need in zip(pipeline.order, pipeline.runs, pipeline.needs, strict=True)
+    ]
+
+
 def problem_of(profile: SplitProfile) -> SplitProblem:
     """Return the measured model, machines and links as the planner takes them."""
     parts = ModelParts(
@@ -116,6 +140,7 @@ def problem_of(profile: SplitProfile) -> SplitProblem:
         tuple(map(_size, profile.blocks)),
         _size(profile.after),
         profile.boundary_bytes,
+        profile.tied_bytes,
     )
     machines = tuple(
         SplitMachine(
@@ -139,8 +164,10 @@ def describe_split(report: SplitReport, width: int = 0) -> str:
         blocks.append(wrapped(f"It cannot be split over these machines: {report.why_not}.", width))
     else:
         blocks.append(_stages(report.problem, report.split, width))
+        blocks += [wrapped(f"{line[:1].upper()}{line[1:]}.", width) for line in report.split.why_spare]
         if len(report.split.machines) > 1:
-            blocks.append(wrapped(_travel(report), width))
+            blocks.append(wrapped(_travel(report, report.split), width))
+        if any(len(pipeline.order) > 1 for pipeline in report.split.pipelines):
             blocks.append(_links(report.problem, report.split, width))
         blocks.append(wrapped(_prediction(report, report.split), width))
     if report.rivals:
@@ -156,7 +183,7 @@ def _size(part: PartBytes) -> PartSize:
 
 def _model(problem: SplitProblem) -> str:
     parts, count = problem.parts, len(problem.parts.blocks)
-    need = stage_bytes(parts, 0, count, stages=1, place=0, batches=problem.batches)
+    need = problem.whole_bytes
     trained = sum(part.trained_bytes for part in (parts.before, *parts.blocks, parts.after))
     return (
         f"The model has {counted(count, 'block')}, which are its layers, and needs {format_size(need)} to "
@@ -167,19 +194,15 @@ def _model(problem: SplitProblem) -> str:
 
 def _stages(problem: SplitProblem, split: SplitPrice, width: int) -> str:
     rows = [("machine", "holds", "memory", "computes", "is busy")]
-    runs, count = split.placement.runs, len(problem.parts.blocks)
-    for place, (number, (first, end)) in enumerate(zip(split.machines, runs, strict=True)):
-        machine = problem.machines[number]
-        need = stage_bytes(problem.parts, first, end, stages=len(runs), place=place, batches=problem.batches)
-        of = f" of {format_size(machine.memory_bytes)}" if machine.memory_bytes else ""
-        busy_s = split.step.busy_s[place]
+    for stage in stages_of(problem, split):
+        of = f" of {format_size(stage.memory_bytes)}" if stage.memory_bytes else ""
         rows.append(
             (
-                machine.name,
-                _held(first, end, count),
-                f"{format_size(need)}{of}",
-                format_duration(busy_s),
-                f"{busy_s / split.step.step_s:.0%}",
+                stage.name,
+                _held(*stage.run, len(problem.parts.blocks)),
+                f"{format_size(stage.need)}{of}",
+                format_duration(stage.busy_s),
+                f"{stage.busy_s / split.step.step_s:.0%}",
             )
         )
     return table(rows, words=(0,), width=width)
@@ -192,21 +215,36 @@ def _held(first: int, end: int, count: int) -> str:
     return f"the start, {blocks}" if first == 0 else f"{blocks}, the end" if end == count else blocks
 
 
-def _travel(report: SplitReport) -> str:
-    problem = report.problem
-    size, batches = problem.sent_bytes, problem.batches
-    pieces = f"{counted(report.batch, 'sample')} in {batches} pieces, called micro-batches"
-    return (
-        f"A step trains {pieces}. Each piece goes through the machines in this order. What a machine has "
-        f"computed, {format_size(size)} for each piece, goes to the next one, and as much comes back: "
-        f"{format_size(batches * size)} each way in a step. The weights never travel."
-    )
+def _travel(report: SplitReport, split: SplitPrice) -> str:
+    problem, size = report.problem, report.problem.sent_bytes
+    pieces = f"{counted(report.batch, 'sample')} in {problem.batches} pieces, called micro-batches"
+    sentences = [f"A step trains {pieces}."]
+    for pipeline, batches in zip(split.pipelines, split.shares, strict=True):
+        names = [problem.machines[number].name for number in pipeline.order]
+        if len(split.pipelines) > 1:
+            how = "trains" if len(names) == 1 else "train together"
+            sentences.append(f"{listed(names)} {how} {batches} of them.")
+        if len(names) > 1:
+            through = "the machines" if len(split.pipelines) == 1 else listed(names)
+            sentences.append(
+                f"Each piece goes through {through} in this order. What a machine has computed, "
+                f"{format_size(size)} for each piece, goes to the next one, and as much comes back: "
+                f"{format_size(batches * size)} each way in a step."
+            )
+    if len(split.pipelines) > 1:
+        sentences.append("Then they exchange and add the gradients of what is trained.")
+    return " ".join((*sentences, "The weights never travel."))
 
 
 def _links(problem: SplitProblem, split: SplitPrice, width: int) -> str:
     rows = [("link", "speed", "one way", "sends for")]
-    links, count = problem.links, problem.batches * problem.sent_bytes
-    for a, b in pairwise(split.machines):
+    links = problem.links
+    pairs = [
+        (a, b, batches * problem.sent_bytes)
+        for pipeline, batches in zip(split.pipelines, split.shares, strict=True)
+        for a, b in pairwise(pipeline.order)
+    ]
+    for a, b, count in pairs:
         rate = min(links.rates[a][b], links.rates[b][a])
         seconds = max(links.transfer_s(a, b, count), links.transfer_s(b, a, count))
         rows.append(

@@ -8,7 +8,7 @@ one is repeated with the same samples.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -32,7 +32,8 @@ class StageVote(msgspec.Struct, frozen=True, array_like=True):
     ``loss``: of the whole batch, from the last stage; 0 from the others. ``fingerprint``: of the samples.
     ``checkpoint_due``: rank 0 decides for all. ``can_save``: it is the first worker of its machine, with a
     disk, and with memory for all trained state. ``speed``: samples of the whole model per second of its own
-    computation. ``logged``: values of the step before.
+    computation. ``logged``: values of the step before. ``block_s``: seconds of a block here; 0 if unknown.
+    ``placement_due``: rank 0 lets all place the blocks again.
     """
 
     step: Step
@@ -44,6 +45,8 @@ class StageVote(msgspec.Struct, frozen=True, array_like=True):
     can_save: bool = False
     speed: float = 0.0
     logged: LoggedValues = {}
+    block_s: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
+    placement_due: bool = False
 
 
 class MemberHoldings(msgspec.Struct, frozen=True, array_like=True):
@@ -51,7 +54,7 @@ class MemberHoldings(msgspec.Struct, frozen=True, array_like=True):
 
     ``own``: units of its stage. ``others``: units whose trained state it mirrors or keeps. ``is_ready``: it
     has voted on the next step, and can apply it. ``factor`` and ``loss``: of the newest step that it has
-    applied. ``block_s``: seconds that a block takes here; 0 if unknown.
+    applied.
     """
 
     done: Step = 0
@@ -61,13 +64,13 @@ class MemberHoldings(msgspec.Struct, frozen=True, array_like=True):
     factor: Number = 1.0
     loss: float = 0.0
     memory_bytes: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
-    block_s: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
     model: Annotated[bytes, Meta(max_length=32)] = b""  # hash of names, shapes and options
+    newest_generation: Annotated[int, Meta(ge=-1, le=1 << 50)] = -1  # that its agent knows
 
     @property
     def is_fresh(self) -> bool:
-        """Return True if the member has no trained state."""
-        return not self.own and not self.others
+        """Return True if the member has taken no part in any step; a spare has, without trained state."""
+        return not (self.own or self.others or self.done or self.is_ready)
 
 
 class RegroupDecision(NamedTuple):
@@ -122,8 +125,10 @@ def decide_regroup(members: Sequence[MemberHoldings], units: int) -> RegroupDeci
     return RegroupDecision(done, ahead.factor if behind else None, ahead.loss, holders, lost)
 
 
-def units_of(run: Run, blocks: int) -> tuple[int, ...]:
+def units_of(run: Run | None, blocks: int) -> tuple[int, ...]:
     """Return the units of a run of blocks: unit 0 is before the blocks, and the last one is after them."""
+    if run is None:
+        return ()
     first, end = run
     return (
         *((0,) if first == 0 else ()),
@@ -132,9 +137,14 @@ def units_of(run: Run, blocks: int) -> tuple[int, ...]:
     )
 
 
+def blocks_of(units: Iterable[int]) -> frozenset[int]:
+    """Return the numbers of the blocks whose units these are; what is before and after them may be there."""
+    return frozenset(unit - 1 for unit in units if unit)
+
+
 def plan_transfers(
     members: Sequence[MemberHoldings],
-    runs: Sequence[Run],
+    runs: Sequence[Run | None],
     mirrors: Sequence[int | None],
     holders: Mapping[int, int],
     blocks: int,

@@ -8,6 +8,7 @@ Such a model is refused; only the activations between blocks may connect its par
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -118,14 +119,10 @@ def trace_outline(model: nn.Module, path: str, loss: LossFunction, inputs: Any) 
 def _trace(model: nn.Module, path: str, loss: LossFunction, inputs: Any, *, drops_rest: bool) -> _Trace:
     trace = _Trace(model, path, drops_rest=drops_rest)
     try:
-        with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.enable_grad():
-            fakes = {name: _fake(parameter) for name, parameter in model.named_parameters()}
+        with fake_pass(model, loss, inputs, lambda parameter: parameter.is_floating_point()) as (fakes, run):
             trace.names = {id(fake): name for name, fake in fakes.items()}
-            fake_inputs = tree_map_only(torch.Tensor, mode.from_tensor, inputs)
-            whole = _WithLoss(model, loss)
             with trace.watching(), trace:
-                named: dict[str, torch.Tensor] = {f"model.{name}": fake for name, fake in fakes.items()}
-                trace.result = functional_call(whole, named, (fake_inputs,))
+                trace.result = run()
     except RunError:
         raise
     except Exception as error:
@@ -144,6 +141,25 @@ def _trace_hint(error: Exception) -> str:
     ):  # the sums over experts, which torch traces in bfloat16 only
         return "Build a mixture of experts with experts_implementation='batched_mm'. " + _OWN_MODEL
     return "Call the model on one micro-batch alone, to see if it works without a split. " + _OWN_MODEL
+
+
+@contextmanager
+def fake_pass(
+    model: nn.Module, loss: LossFunction, inputs: Any, is_trained: Callable[[torch.Tensor], bool]
+) -> Iterator[tuple[dict[str, nn.Parameter], Callable[[], torch.Tensor]]]:
+    """Yield parameters without memory by name, and a function that runs a forward pass with them.
+
+    The function returns the loss. ``is_trained``: tells which parameters get gradients.
+    """
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.enable_grad():
+        # Wrappers of modules register a parameter again only if it is one.
+        fakes = {
+            name: nn.Parameter(torch.empty(value.shape, dtype=value.dtype), requires_grad=is_trained(value))
+            for name, value in model.named_parameters()
+        }
+        named: dict[str, torch.Tensor] = {f"model.{name}": fake for name, fake in fakes.items()}
+        fake_inputs = tree_map_only(torch.Tensor, mode.from_tensor, inputs)
+        yield fakes, lambda: functional_call(_WithLoss(model, loss), named, (fake_inputs,))
 
 
 class _WithLoss(nn.Module):
@@ -200,13 +216,13 @@ class _Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Return True if a block returns tensors beside the activations."""
         return bool(self._rest)
 
-    def watching(self) -> _Hooks:
+    def watching(self) -> Hooks:
         """Return a context in which calls of modules are noted."""
         handles = [module.register_forward_pre_hook(self._note_call) for module in self._model.modules()]
         for number, block in enumerate(self._blocks):
             handles.append(block.register_forward_pre_hook(self._entering(number), with_kwargs=True))
             handles.append(block.register_forward_hook(self._leaving(number)))
-        return _Hooks(handles)
+        return Hooks(handles)
 
     def _note_call(self, module: nn.Module, args: object) -> None:
         self._parts_of.setdefault(id(module), set()).add(self._part)
@@ -308,7 +324,7 @@ class _Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return any(part is self._blocks[0] for part in module.modules())
 
 
-class _Hooks:
+class Hooks:
     """Context that removes hooks of modules at its end."""
 
     def __init__(self, handles: Iterable[Any]) -> None:
@@ -320,12 +336,6 @@ class _Hooks:
     def __exit__(self, *_: object) -> None:
         for handle in self._handles:
             handle.remove()
-
-
-def _fake(parameter: torch.Tensor) -> nn.Parameter:
-    """Return a parameter without memory. Wrappers of modules register it again only if it is one."""
-    fake = torch.empty(parameter.shape, dtype=parameter.dtype)
-    return nn.Parameter(fake, requires_grad=parameter.is_floating_point())
 
 
 def _leaves(result: torch.Tensor) -> Iterator[torch.Tensor]:

@@ -13,44 +13,43 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 import torch
 from blake3 import blake3
 
-from barnraise.checkpoint.serialization import tensor_bytes
 from barnraise.core.decoding import decode
 from barnraise.core.errors import CollectiveError, RunError
-from barnraise.planning.plan.mirror_placement import MirrorMember, MirrorPlacement, place_mirrors
-from barnraise.planning.plan.stage_placement import (
-    StageMachine,
-    StagePlacement,
-    mirror_bytes,
-    place_stages,
-    stage_bytes,
-)
+from barnraise.planning.split.mirror_placement import MirrorMember, MirrorPlacement, place_mirrors
+from barnraise.planning.split.move_cost import HeldBlocks
+from barnraise.planning.split.replica_placement import SplitPlacement, place_pipelines
+from barnraise.planning.split.split_problem import SplitProblem
+from barnraise.planning.split.stage_placement import mirror_bytes
 from barnraise.training.data.loader import MicroBatchLoader
-from barnraise.training.device_placement import move_batch
 from barnraise.training.group.interface import GroupManager
 from barnraise.training.pipeline.holdings import (
     MemberHoldings,
     RegroupDecision,
+    Run,
     StageVote,
     Transfer,
+    blocks_of,
     decide_regroup,
     plan_transfers,
     units_of,
 )
 from barnraise.training.pipeline.machine_memory import free_memory
+from barnraise.training.pipeline.members.gradient_exchange import add_replicas, send_to_mirrors
 from barnraise.training.pipeline.members.handover import StayingMember, exchange_notices, plan_handover
+from barnraise.training.pipeline.members.loaded_step import LoadedStep
 from barnraise.training.pipeline.members.member_stage import MemberStage, SplitTask
 from barnraise.training.pipeline.members.operation_turns import NextOperation, OperationKind, choose_turn
 from barnraise.training.pipeline.members.state_exchange import StateExchange
-from barnraise.training.pipeline.passes.schedule import MicroBatchWork, run_alone, run_stage
+from barnraise.training.pipeline.passes.schedule import run_alone, run_stage
 from barnraise.training.pipeline.prediction.forecast import SplitForecast
+from barnraise.training.pipeline.prediction.placement_watch import PlacementWatch
 from barnraise.training.pipeline.split_checkpoint import SplitCheckpoint
-from barnraise.training.pipeline.stage import Stage
 from barnraise.training.pipeline.weights import StageWeights
 from barnraise.training.record.split_record import PlannedStep, SplitRecord
 from barnraise.training.recovery.failures import exit_without_state, forget_frames, raise_if_permanent
@@ -60,7 +59,7 @@ from barnraise.training.state.checkpoint_manager import CheckpointManager
 log = logging.getLogger("barnraise.training")
 
 _UNREADABLE = "a message of another worker about a split model cannot be read"
-_POLL_S = 0.5
+_REMEASURE_S = 2.0  # between two measurements of free memory, while the model does not fit
 _SHARE = 0.9  # of a machine's free memory that is planned with
 
 _votes = msgspec.msgpack.Decoder(StageVote)
@@ -86,15 +85,17 @@ class SplitLoop:
         self.done, self.loss, self.factor = 0, 0.0, 1.0
         self.clip: float | None = None
         self.record = record
-        self.runs: tuple[tuple[int, int], ...] = ()  # of blocks, by rank
-        self._manager, self._task, self._data = manager, task, data
+        self.runs: tuple[Run | None, ...] = ()  # of blocks, by rank
+        self._manager, self._task = manager, task
         self._device, self._checkpoints = device, checkpoints
         self.adapter = describe_adapter(task.model)  # while the model has all its parts
         self._kept = SplitCheckpoint(self.adapter)
-        self.forecast = SplitForecast(manager, task.parts, task.order, task.codec.size(task.outline.shape))
+        sent_bytes = task.codec.size(task.outline.shape)
+        self.forecast = SplitForecast(manager, task.parts, task.order, sent_bytes)
         self._count = len(task.outline.blocks)
         self._held = MemberStage(task, weights, self._kept)
         self._exchange = StateExchange(self._held.names_of_unit, self._held.trained)
+        self._placement = SplitPlacement(())  # by rank
         self._mirrors = MirrorPlacement((), ())
         parameters = task.model.named_parameters()
         forms = sorted((name, tuple(value.shape), str(value.dtype)) for name, value in parameters)
@@ -102,9 +103,10 @@ class SplitLoop:
         self._is_ready = False
         self._is_new_group = True  # in which members may be at different places of the script
         self._performed = 0  # operations since the newest step
-        self._work: tuple[int, list[MicroBatchWork]] = (-1, [])
-        self._shapes: dict[object, tuple[int, ...]] = {}
-        self._memory_bytes = 0
+        self._work = LoadedStep(data, task.weigh, device)
+        self._watch = PlacementWatch()
+        self._memory_bytes, self._sharing = 0, 0  # workers of this machine
+        self._said: dict[int, bytes] = {}  # to `gather` since the newest step, by the number of the operation
 
     # steps
 
@@ -120,21 +122,12 @@ class SplitLoop:
 
     def _train_step(self) -> None:
         self._take_turns("step")
-        stage = self._held.stage
-        assert stage is not None
         self._held.own.clear_gradients()
+        loss = self._compute()
         phases = self.record.phases
-        with phases.measure("data"):
-            work = self._load_work()
-        stage.busy_s = 0.0
-        with self.record.passes(stage):
-            if self._manager.world == 1:
-                loss = run_alone(stage, work, self._seed)
-            else:
-                loss = run_stage(stage, work, self._task.codec, self._seed, self._task.order)
-        self.forecast.note_step(stage.busy_s, len(work), (stage.first, stage.end))
         with phases.measure("communication"):
-            self._exchange_gradients()
+            add_replicas(self._manager.group, self._held, self._placement)
+            send_to_mirrors(self._manager.group, self._held, self._mirrors)
         with phases.measure("vote"):
             votes = self._vote(loss)
         norm = math.sqrt(math.fsum(vote.squared_norm for vote in votes))
@@ -148,96 +141,72 @@ class SplitLoop:
         if newest > self._manager.generation:
             self._hand_over(newest)
             self.join_next_group(None)
+        elif votes[0].placement_due:
+            self._regroup(is_new=False)
+        elif self._manager.rank == 0:
+            self._watch.note_step([vote.block_s for vote in votes])
 
-    def _load_work(self) -> list[MicroBatchWork]:
-        """Return the micro-batches of the current step, which every stage loads."""
-        if self._work[0] == self.done:
-            return self._work[1]
-        stage = self._held.stage
-        assert stage is not None
-        units = self._data.microbatches(self.done)
-        inputs = [move_batch(batch, self._device) for batch in self._data.batches(self.done, units)]
-        weights = [float(self._task.weigh(each)) for each in inputs]
-        total = math.fsum(weights)
-        work = [
-            MicroBatchWork(unit.number, each, weight / total, self._shape_of(stage, each))
-            for unit, each, weight in zip(units, inputs, weights, strict=True)
-            if weight > 0  # the mean over no tokens is no number
-        ]
-        if not work:
-            raise RunError(
-                f"no sample of step {self.done + 1} has a weight",
-                hint="Every batch needs labels to learn from.",
-            )
-        self._work = (self.done, work)
-        return work
-
-    def _shape_of(self, stage: Stage, inputs: Any) -> tuple[int, ...]:
-        leaves = torch.utils._pytree.tree_leaves(inputs)
-        key = tuple(tuple(leaf.shape) for leaf in leaves if isinstance(leaf, torch.Tensor))
-        if key not in self._shapes:
-            self._shapes[key] = stage.shape_of(inputs)
-        return self._shapes[key]
-
-    def _seed(self, number: int, block: int) -> None:
-        """Seed by the sample's place and the block, so that no random number depends on the split."""
-        unit = self._data.microbatches(self.done)[number]
-        self._data.seed_microbatch(self.done, unit, block + 2)
-
-    def _exchange_gradients(self) -> None:
-        """Send the gradients of this stage to its mirror, and receive those that this worker mirrors."""
-        group, own, mirrors = self._manager.group, self._held.own, self._held.mirrors
-        mirror = self._mirrors.mirrors[self._manager.rank]
-        received = {
-            rank: torch.empty(state.gradient_bytes, dtype=torch.uint8) for rank, state in mirrors.items()
-        }
-        works = []
-        if mirror is not None and own.gradient_bytes:
-            works.append(group.send_async(own.pack_gradients(), mirror))
-        works += [group.receive_async(packed, rank) for rank, packed in received.items() if packed.numel()]
-        for work in works:
-            work.wait()
-        for rank, packed in received.items():
-            mirrors[rank].unpack_gradients(packed)
+    def _compute(self) -> float:
+        """Compute the gradients of this worker's stage. Return the loss on the last stage, and else 0."""
+        stage, placement, record = self._held.stage, self._placement, self.record
+        pipeline = placement.pipeline_of(self._manager.rank)
+        if stage is None or pipeline is None:
+            return 0.0
+        with record.phases.measure("data"):
+            work = self._work.load(self.done, stage)
+        share = placement.divide(len(work))[pipeline]
+        own, ranks = work[share.start : share.stop], placement.pipelines[pipeline].order
+        if not own:
+            return 0.0
+        stage.busy_s = 0.0
+        with record.passes(stage):
+            if len(ranks) == 1:
+                loss = run_alone(stage, own, self._work.seed)
+            else:
+                loss = run_stage(stage, own, self._task.codec, self._work.seed, ranks, self._task.order)
+        self.forecast.note_step(stage.busy_s, len(own), (stage.first, stage.end))
+        return loss
 
     def _vote(self, loss: float) -> list[StageVote]:
-        manager = self._manager
-        fingerprint = _fingerprint(self._work[1])
+        manager, has_stage = self._manager, self._held.stage is not None
         vote = StageVote(
             self.done,
             loss,
-            self._held.own.squared_norm(),
+            self._held.own.squared_norm() if self._has_first_copy(manager.rank) else 0.0,
             manager.newest_generation(),
-            fingerprint,
+            self._work.fingerprint() if has_stage else b"",
             self._checkpoints.is_due(),
             self._checkpoints.can_save and self._can_hold_all(),
-            self.record.speed(manager.rank, self._samples()),
+            self.record.speed(manager.rank, self._work.samples(self.done)),
             self.record.logged(),
+            self.forecast.block.block_s,
+            self._watch.is_due and manager.rank == 0,
         )
         self._is_ready = True
         messages = manager.group.all_gather_bytes(msgspec.msgpack.encode(vote))
         votes = [decode(_votes, message, _UNREADABLE) for message in messages]
         if {each.step for each in votes} != {self.done}:
             raise RunError("workers of one group are at different steps", hint="Report this.")
-        if len({each.fingerprint for each in votes}) > 1:
+        if len({each.fingerprint for each in votes} - {b""}) > 1:
             raise RunError(
                 f"the machines have different samples in step {self.done + 1}",
                 hint="Every machine needs the same data set, in the same order.",
             )
         return votes
 
-    def _samples(self) -> int:
-        """Return the samples of the current step."""
-        return sum(unit.size for unit in self._data.microbatches(self.done))
-
     def _commit(self, loss: float, factor: float, votes: Sequence[StageVote] = ()) -> None:
         """Apply the step: from here on it counts."""
         self._held.apply(factor)
         logged, speeds = [vote.logged for vote in votes], [vote.speed for vote in votes]
-        self.record.commit(self._samples(), loss, logged, speeds)
+        self.record.commit(self._work.samples(self.done), loss, logged, speeds)
         self.done += 1
         self.loss, self.factor, self._is_ready, self._performed = loss, factor, False, 0
+        self._said.clear()
         self.record.run_callbacks()
+
+    def _has_first_copy(self, rank: int) -> bool:
+        """Tell whether a rank is in the first pipeline, which has each block once."""
+        return self._placement.pipeline_of(rank) == 0
 
     # operations between two steps
 
@@ -247,6 +216,7 @@ class SplitLoop:
 
     def gather(self, message: bytes) -> list[bytes]:
         """Return the messages of all workers, by rank; empty of one that did not call it."""
+        self._said[self._performed] = message
         return self._perform("gather", lambda: self._gather(message))
 
     def _perform(self, kind: OperationKind, operation: Callable[[], T]) -> T:
@@ -274,13 +244,14 @@ class SplitLoop:
             if turn.kind == "save":
                 self._gather_trained()
             else:
-                self._gather(b"")
+                self._gather(self._said.get(turn.number, b""))
 
     def _gather_trained(self) -> dict[str, torch.Tensor]:
         held = self._held
         values = {name: parameter.detach().cpu() for name, parameter in held.own.parameters.items()}
+        senders = [run if self._has_first_copy(rank) else None for rank, run in enumerate(self.runs)]
         result = self._exchange.gather_values(
-            self._manager.group, values, [held.names_of_run(run) for run in self.runs]
+            self._manager.group, values, [held.names_of_run(run) for run in senders]
         )
         self._wait_for_all()
         return result
@@ -299,15 +270,21 @@ class SplitLoop:
 
     # groups
 
-    def _hand_over(self, generation: int) -> None:
-        """Send the trained state of members that are not in the next group to those that are."""
+    def _hand_over(self, generation: int, holdings: Sequence[MemberHoldings] = ()) -> None:
+        """Send the trained state of members that are not in the next group to those that are.
+
+        ``holdings``: of the members, if they have no stages of this group yet.
+        """
         manager, held = self._manager, self._held
         leaving = exchange_notices(manager, generation)
         machines = manager.machines()
-        members = [
-            StayingMember(machines[rank], self._units_of_rank(rank), leaves, self._mirrors.free_bytes[rank])
-            for rank, leaves in enumerate(leaving)
-        ]
+        if holdings:
+            held_units = [{*each.own, *each.others} for each in holdings]
+            free_bytes: Sequence[int | None] = [None] * len(leaving)
+        else:
+            held_units = [self._units_of_rank(rank) for rank in range(len(leaving))]
+            free_bytes = self._mirrors.free_bytes
+        members = list(map(StayingMember, machines, held_units, leaving, free_bytes))
         plan = plan_handover(members, held.unit_bytes())
         if plan.lost and manager.rank == 0:
             log.error("no machine that stays has memory for %d parts of what was trained", len(plan.lost))
@@ -318,7 +295,8 @@ class SplitLoop:
         received, schedule = self._exchange.run(
             manager.group, plan.transfers, held.export(), held.export_schedule(), range(manager.world)
         )
-        self._kept.states, self._kept.schedule = received, schedule
+        self._kept.states |= received
+        self._kept.schedule = schedule or self._kept.schedule
         self._wait_for_all()
 
     def _units_of_rank(self, rank: int) -> set[int]:
@@ -344,18 +322,22 @@ class SplitLoop:
                 return
             error = None
 
-    def _regroup(self) -> bool:
-        """Take a stage in this group. Return False if the model does not fit on its machines for now."""
+    def _regroup(self, *, is_new: bool = True) -> bool:
+        """Take a stage in this group. Return False if the model does not fit on its machines for now.
+
+        If the group is not ``is_new``, its members have stages, and keep them if the model does not fit.
+        """
         manager = self._manager
         members = self.exchange_reports()
         units = self._count + 2
         decision = decide_regroup(members, units)
-        if not decision.holders and not manager.is_first_start:
+        if not decision.holders and (decision.done or not manager.is_first_start):
             exit_without_state(finished=manager.finished)
         lost = [unit for unit in decision.lost if self._held.names_of_unit(unit)]
         if lost and decision.holders:
-            log.error("%d parts of the model were on machines that were lost together", len(lost))
-            exit_without_state(finished=False)
+            if not manager.finished:
+                log.error("%d parts of the model were on machines that were lost together", len(lost))
+            exit_without_state(finished=manager.finished)
         is_behind = not members[manager.rank].is_fresh and self.done < decision.done
         if is_behind and decision.apply_factor is not None:
             self._commit(decision.loss, decision.apply_factor)
@@ -364,22 +346,40 @@ class SplitLoop:
             self.record.hand_over()
         if not decision.holders:
             decision = self._restore(decision)
-        try:
-            placement = self._place(members)
-        except RunError as error:
-            if not decision.holders:  # all machines of the run are here
-                raise
-            log.warning("waiting for another machine: %s", error.message)
-            manager.report_waiting("another machine")
-            # Without a time limit, because this worker may hold the only copy of what it has trained.
-            while manager.newest_generation() <= manager.generation:
-                time.sleep(_POLL_S)
-            return False
-        self.forecast.predict(placement.runs, len(self._data.microbatches(0)), decision.done)
-        self._adopt(members, decision, placement)
+        is_first = not decision.holders and all(member.is_fresh for member in members)
+        is_waiting = False
+        while True:
+            problem = self._problem(members)
+            try:
+                placement = self._place(problem)
+                break
+            except RunError as error:
+                if is_first:  # all machines of the run are here
+                    raise
+                if not is_new:
+                    self._watch.is_due = False
+                    return True
+                if not is_waiting:
+                    log.warning("waiting for another machine, or for memory: %s", error.message)
+                    manager.report_waiting("another machine, or more free memory")
+                is_waiting = True
+                time.sleep(_REMEASURE_S)
+                members = self._exchange_holdings()
+                newest = max(member.newest_generation for member in members)
+                if newest > manager.generation:
+                    self._hand_over(newest, members)
+                    return False
+        self.forecast.predict(problem, placement, decision.done)
+        self._adopt(members, decision, problem, placement)
+        self._watch.start(problem, placement)
         if manager.world > 1:
             manager.group.make_default()
         return True
+
+    def _problem(self, members: Sequence[MemberHoldings]) -> SplitProblem:
+        """Return what has to be placed on the members of this group."""
+        held = [HeldBlocks(blocks_of(member.own), blocks_of(member.others)) for member in members]
+        return self.forecast.problem([member.memory_bytes for member in members], self._work.batches, held)
 
     # checkpoints
 
@@ -395,8 +395,9 @@ class SplitLoop:
             Transfer(unit, rank, saver)
             for saver in holders
             for rank, run in enumerate(self.runs)
-            if rank != saver
+            if rank != saver and self._has_first_copy(rank)
             for unit in units_of(run, self._count)
+            if unit not in units_of(self.runs[saver], self._count)
         ]
         held = self._held.export()
         received, schedule = self._exchange.run(
@@ -413,9 +414,21 @@ class SplitLoop:
         if not done:
             return decision
         if rank == self._manager.rank:
+            self._check_restored()
             self.done = done
         self.record.state_origin = "checkpoint"
         return decision._replace(done=done, holders=dict.fromkeys(range(self._count + 2), rank))
+
+    def _check_restored(self) -> None:
+        """Raise RunError if the restored checkpoint has other trained parameters than the model."""
+        trained, states = self._held.trained, self._kept.states
+        if states.keys() != trained.keys() or any(
+            states[name]["value"].shape != value.shape for name, value in trained.items()
+        ):
+            raise RunError(
+                "the checkpoint is of a model that trains other parameters",
+                hint="Resume with the same adapter, or start a new run.",
+            )
 
     def exchange_reports(self) -> list[MemberHoldings]:
         """Exchange what each member of the group holds, and the speeds of machines and links."""
@@ -424,8 +437,7 @@ class SplitLoop:
         return members
 
     def _exchange_holdings(self) -> list[MemberHoldings]:
-        if self._held.stage is None:
-            self._memory_bytes = self._measure_memory()
+        self._measure_memory()
         own = MemberHoldings(
             self.done,
             self._held.own_units,
@@ -434,57 +446,66 @@ class SplitLoop:
             self.factor,
             self.loss,
             self._memory_bytes,
-            self.forecast.block.block_s,
             self._model_hash,
+            self._manager.newest_generation(),
         )
         messages = self._manager.group.all_gather_bytes(msgspec.msgpack.encode(own))
         return [decode(_holdings, message, _UNREADABLE) for message in messages]
 
-    def _measure_memory(self) -> int:
-        """Return the memory for this worker's stage, before it has one. Workers of a processor share it."""
-        free, machines = free_memory(self._device), self._manager.machines()
-        if self._device.type == "cpu":
-            free //= machines.count(machines[self._manager.rank])
+    def _measure_memory(self) -> None:
+        """Measure the memory for this worker's stage, with what it holds now. Workers of a CPU share it.
+
+        The largest value counts: a process that has just died keeps its memory for some seconds. With another
+        number of workers on this machine, only the newest value does.
+        """
+        machines = self._manager.machines()
+        sharing = machines.count(machines[self._manager.rank])
+        free = free_memory(self._device) // (sharing if self._device.type == "cpu" else 1)
         # Computing takes more for a moment, such as a copy of a weight in another layout.
-        return max(1, int(_SHARE * free))
+        memory_bytes = max(1, int(_SHARE * (free + self._held.held_bytes())))
+        if sharing == self._sharing:
+            memory_bytes = max(memory_bytes, self._memory_bytes)
+        self._sharing, self._memory_bytes = sharing, memory_bytes
 
-    def _place(self, members: Sequence[MemberHoldings]) -> StagePlacement:
-        manager = self._manager
-        machines = [
-            StageMachine(
-                manager.name_of(rank), member.memory_bytes, member.block_s, self.forecast.link_s(rank)
-            )
-            for rank, member in enumerate(members)
-        ]
-        placement = place_stages(self._task.parts, machines, len(self._data.microbatches(0)))
-        if manager.rank == 0:
-            for line in placement.why:
+    def _place(self, problem: SplitProblem) -> SplitPlacement:
+        placement = place_pipelines(problem)
+        if self._manager.rank == 0:
+            for line in (*placement.why, *placement.why_spare):
                 log.warning(line)
         return placement
 
-    def _place_mirrors(
-        self, members: Sequence[MemberHoldings], runs: Sequence[tuple[int, int]]
-    ) -> MirrorPlacement:
-        manager, parts, machines = self._manager, self._task.parts, self._manager.machines()
-        batches = len(self._data.microbatches(0))
+    def _place_mirrors(self, problem: SplitProblem, placement: SplitPlacement) -> MirrorPlacement:
+        manager, machines = self._manager, self._manager.machines()
+        alone = problem._replace(has_mirrors=False)
         mirrored = []
-        for rank, (member, run) in enumerate(zip(members, runs, strict=True)):
-            needed = stage_bytes(parts, *run, stages=len(runs), place=rank, batches=batches)
-            trained = mirror_bytes(parts, *run)
-            free = member.memory_bytes - (needed - trained) if member.memory_bytes else None
-            mirrored.append(MirrorMember(manager.name_of(rank), machines[rank], trained, free))
-        placement = place_mirrors(mirrored)
+        for rank, machine in enumerate(problem.machines):
+            needed = trained = 0
+            if (pipeline := placement.pipeline_of(rank)) is not None:
+                order, runs, *_ = placement.pipelines[pipeline]
+                place, stages = order.index(rank), len(order)
+                trained = mirror_bytes(problem.parts, *runs[place])
+                needed = alone.stage_bytes(*runs[place], stages=stages, place=place)
+            free = machine.memory_bytes - needed if machine.memory_bytes else None
+            units = frozenset(units_of(placement.run_of(rank), self._count))
+            neighbours = placement.neighbours_of(rank)
+            mirrored.append(MirrorMember(machine.name, machines[rank], trained, free, units, neighbours))
+        mirrors = place_mirrors(mirrored)
         if manager.rank == 0:
-            for line in placement.why:
+            for line in mirrors.why:
                 log.warning(line)
-        return placement
+        return mirrors
 
     def _adopt(
-        self, members: Sequence[MemberHoldings], decision: RegroupDecision, placement: StagePlacement
+        self,
+        members: Sequence[MemberHoldings],
+        decision: RegroupDecision,
+        problem: SplitProblem,
+        placement: SplitPlacement,
     ) -> None:
         """Take the stage and the mirrors that the placement gives to this worker."""
-        manager, runs, held = self._manager, placement.runs, self._held
-        mirrors = self._place_mirrors(members, runs)
+        manager, held = self._manager, self._held
+        runs = tuple(placement.run_of(rank) for rank in range(manager.world))
+        mirrors = self._place_mirrors(problem, placement)
         transfers = plan_transfers(members, runs, mirrors.mirrors, decision.holders, self._count)
         states, schedule = held.export(), held.export_schedule()
         received, schedule = self._exchange.run(
@@ -494,27 +515,24 @@ class SplitLoop:
         self.record.count_moved(received, held.names_of_run(runs[manager.rank]))
         if decision.holders:
             self._kept.states, self._kept.schedule = states, schedule
-        held.build(runs[manager.rank], {other: runs[other] for other in mirrors.mirrored_by(manager.rank)})
+        mirrored = {other: runs[other] for other in mirrors.mirrored_by(manager.rank)}
+        held.build(runs[manager.rank], {other: run for other, run in mirrored.items() if run is not None})
         if decision.holders:
             held.load(states, schedule)
         self.done, self.loss, self.runs, self._mirrors = decision.done, decision.loss, runs, mirrors
+        self._placement = placement
         names = [manager.name_of(rank) for rank in range(manager.world)] if manager.rank == 0 else []
         plan = self.forecast.plan
-        why = (*placement.why, *mirrors.why, *([plan.step.sentence] if plan is not None else []))
-        self.record.place(self.done, runs, names, why, plan.planned if plan is not None else PlannedStep())
+        why = [*placement.why, *placement.why_spare, *mirrors.why]
+        if plan is not None:
+            why.append(plan.step.sentence)
+        shares = placement.divide(self._work.batches)
+        pipelines = map(placement.pipeline_of, range(manager.world))
+        batches = [len(shares[number]) if number is not None else 0 for number in pipelines]
+        step = plan.planned if plan is not None else PlannedStep()
+        self.record.place(self.done, runs, names, why, step, batches)
         if decision.apply_factor is not None:
             self.factor = decision.apply_factor
         self._manager.group.all_gather_bytes(b"")  # all have their state
         self._kept.clear()
         self._is_new_group = True
-
-
-def _fingerprint(work: Sequence[MicroBatchWork]) -> bytes:
-    """Return a hash of the samples of a step."""
-    hasher = blake3()
-    for each in work:
-        hasher.update(repr((each.number, each.share)).encode())
-        for leaf in torch.utils._pytree.tree_leaves(each.inputs):
-            if isinstance(leaf, torch.Tensor):
-                hasher.update(tensor_bytes(leaf.cpu()))
-    return hasher.digest()

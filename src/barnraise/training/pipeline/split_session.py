@@ -14,7 +14,7 @@ from barnraise.core.errors import RunError
 from barnraise.training.device_placement import device_of_worker
 from barnraise.training.group.interface import GroupManager
 from barnraise.training.metrics import MetricsLog
-from barnraise.training.pipeline.base.int8_layers import BaseForm
+from barnraise.training.pipeline.base.narrow_layers import BaseForm
 from barnraise.training.pipeline.empty_weights import empty_weights
 from barnraise.training.pipeline.outline import LossFunction
 from barnraise.training.pipeline.passes.activations import Activations

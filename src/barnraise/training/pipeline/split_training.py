@@ -16,7 +16,7 @@ from barnraise.checkpoint.adapter_files import write_adapter
 from barnraise.checkpoint.files import write_model
 from barnraise.checkpoint.serialization import decode_tensor, encode_tensor
 from barnraise.core.errors import RunError
-from barnraise.planning.plan.stage_placement import ModelParts, PartSize
+from barnraise.planning.split.stage_placement import ModelParts, PartSize
 from barnraise.runs.sharding import MicroBatch
 from barnraise.training.autotune.profiler import is_dry_run
 from barnraise.training.data.loader import MicroBatchLoader
@@ -24,7 +24,7 @@ from barnraise.training.device_placement import move_batch
 from barnraise.training.group.agent_client import WorkerId
 from barnraise.training.group.interface import GroupManager
 from barnraise.training.metrics import MetricsLog
-from barnraise.training.pipeline.base.int8_layers import BASE_FORMS, BaseForm, narrow_linear_layers
+from barnraise.training.pipeline.base.narrow_layers import BASE_FORMS, BaseForm, narrow_linear_layers
 from barnraise.training.pipeline.machine_memory import free_memory
 from barnraise.training.pipeline.members.member_stage import SplitTask
 from barnraise.training.pipeline.outline import LossFunction, ModelOutline, find_blocks, trace_outline
@@ -32,6 +32,7 @@ from barnraise.training.pipeline.passes.activations import ACTIVATIONS, Activati
 from barnraise.training.pipeline.passes.order import ORDERS, Order
 from barnraise.training.pipeline.prediction.block_probe import ProbedModel
 from barnraise.training.pipeline.prediction.dry_run import end_dry_run
+from barnraise.training.pipeline.prediction.kept_activations import measure_kept, with_kept
 from barnraise.training.pipeline.split_loop import SplitLoop
 from barnraise.training.pipeline.trained_state import OptimizerFactory, SchedulerFactory
 from barnraise.training.pipeline.weights import StageWeights, WeightFiles
@@ -117,13 +118,13 @@ class SplitTraining:
             )
         _check_model(model)
         path = find_blocks(model, options.blocks)
-        if options.base == "int8":
+        if options.base != "exact":
             if files is None:
                 raise RunError(
-                    "a base without weights cannot be held in int8",
+                    f"a base without weights cannot be held in {options.base}",
                     hint="Give weights=FOLDER, or base='exact'.",
                 )
-            narrow_linear_layers(model, model.get_submodule(path))
+            narrow_linear_layers(model, model.get_submodule(path), options.base)
         outline = trace_outline(model, path, loss, sample)
         _refuse_trained_ties(model, outline)
         weights = StageWeights(model, files, seed, device)
@@ -134,11 +135,11 @@ class SplitTraining:
                 {name: value.to(device) for name, value in buffers._buffers.items() if value is not None}
             )
         model.train()
-        self._parts = measure_parts(model, outline)
+        kept = measure_kept(model, path, loss, sample)
         task = SplitTask(
             model,
             outline,
-            self._parts,
+            with_kept(measure_parts(model, outline), kept),
             loss,
             options.weight or tokens_of,
             options.optimizer,
@@ -173,7 +174,7 @@ class SplitTraining:
         atexit.register(self._manager.close)
         self._manager.wait_for_admission()
         if is_dry_run():
-            end_dry_run(self.loop, self._manager, self._parts, self.data)
+            end_dry_run(self.loop, self._manager, self.data)
         self.loop.join_next_group(None)
 
     def _measure(self) -> None:
@@ -279,7 +280,9 @@ def measure_parts(model: nn.Module, outline: ModelOutline) -> ModelParts:
         return PartSize(frozen, trained)
 
     boundary = math.prod(outline.shape) * outline.dtype.itemsize
-    return ModelParts(size(outline.before), tuple(map(size, outline.blocks)), size(outline.after), boundary)
+    tied = size(outline.before & outline.after).frozen_bytes
+    blocks = tuple(map(size, outline.blocks))
+    return ModelParts(size(outline.before), blocks, size(outline.after), boundary, tied)
 
 
 def _check_model(model: nn.Module) -> None:

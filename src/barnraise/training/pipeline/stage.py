@@ -8,12 +8,14 @@ the last of them returns what the stage has received. The block after ours ends 
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
+from torch.func import functional_call
 from torch.utils._pytree import tree_map_only
 
 from barnraise.training.pipeline.outline import BlockForm, LossFunction, ModelOutline
@@ -61,7 +63,14 @@ class Stage:
         """Return True if the stage has the part after the blocks, and so the loss."""
         return self.end == len(self._outline.blocks)
 
-    @property
+    def now(self) -> float:
+        """Return the time at which the device has computed all that it was given."""
+        device = self.device
+        if device.type != "cpu":
+            torch.accelerator.synchronize(device)
+        return time.perf_counter()
+
+    @functools.cached_property
     def device(self) -> torch.device:
         """Return the device of the stage's parameters."""
         owned = self._outline.names(self.first, self.end)
@@ -71,14 +80,14 @@ class Stage:
         """Return the activations after the stage's last block, or the loss on the last stage."""
         self._received = received
         self.seed(-1)
-        start = time.perf_counter()
+        start = self.now()
         try:
             return self._loss(self._model, inputs)
         except _EndOfStage as ended:
             return ended.hidden
         finally:
             self._received = None
-            self.busy_s += time.perf_counter() - start
+            self.busy_s += self.now() - start
 
     def shape_of(self, inputs: Any) -> tuple[int, ...]:
         """Return the shape of the activations between blocks for these inputs."""
@@ -165,6 +174,9 @@ class _OtherModule(_Elsewhere):
         without = [
             tree_map_only(torch.Tensor, lambda value: value.to("meta"), part) for part in (args, kwargs)
         ]
-        shaped = original(*without[0], **without[1])
+        # Constants such as a scale, and tied weights, are on the device: they cannot meet what has no memory.
+        state = {name: value.to("meta") for name, value in original.state_dict(keep_vars=True).items()}
+        state |= {name: value.to("meta") for name, value in original.named_buffers()}
+        shaped = functional_call(original, state, tuple(without[0]), without[1])
         device = stage.device
         return tree_map_only(torch.Tensor, lambda value: torch.zeros_like(value, device=device), shaped)

@@ -37,6 +37,13 @@ class TrainedState:
         for parameter in self.parameters.values():
             parameter.grad = None
 
+    def optimizer_bytes(self) -> int:
+        """Return the bytes that the optimizer keeps on the device of the parameters."""
+        if self.optimizer is None:
+            return 0
+        kept = (value for state in self.optimizer.state.values() for value in state.values())
+        return sum(value.nbytes for value in kept if isinstance(value, torch.Tensor))
+
     def squared_norm(self) -> float:
         """Return the squared norm of the gradients; a parameter without one counts as zero."""
         return sum(
@@ -45,28 +52,29 @@ class TrainedState:
             if parameter.grad is not None
         )
 
-    def pack_gradients(self) -> torch.Tensor:
-        """Return all gradients as bytes on the CPU, in the order of their names."""
-        gradients = [
-            torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            for parameter in self.parameters.values()
-        ]
-        content = b"".join(bytes(tensor_bytes(gradient)) for gradient in gradients)
+    def gradient(self, name: str) -> torch.Tensor:
+        """Return the gradient of a parameter; zeros if it has none."""
+        parameter = self.parameters[name]
+        return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+
+    def pack_gradients(self, names: Sequence[str] | None = None) -> torch.Tensor:
+        """Return the gradients of some or all parameters as bytes on the CPU, in the order of their names."""
+        content = b"".join(bytes(tensor_bytes(self.gradient(name))) for name in names or self.parameters)
         return torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.empty(0)
 
-    @property
-    def gradient_bytes(self) -> int:
+    def gradient_bytes(self, names: Sequence[str] | None = None) -> int:
         """Return the size of what `pack_gradients` returns."""
-        return sum(parameter.numel() * parameter.element_size() for parameter in self.parameters.values())
+        return sum(self.parameters[name].nbytes for name in names or self.parameters)
 
-    def unpack_gradients(self, packed: torch.Tensor) -> None:
-        """Set the gradients that another machine has packed."""
-        start = 0
-        for parameter in self.parameters.values():
-            end = start + parameter.numel() * parameter.element_size()
-            flat = packed[start:end].clone().view(parameter.dtype)
-            parameter.grad = flat.view(parameter.shape).to(parameter.device)
-            start = end
+    def unpacked(self, packed: torch.Tensor, names: Sequence[str] | None = None) -> dict[str, torch.Tensor]:
+        """Return by name the gradients that another machine has packed."""
+        start, gradients = 0, {}
+        for name in names or self.parameters:
+            parameter = self.parameters[name]
+            flat = packed[start : start + parameter.nbytes].clone().view(parameter.dtype)
+            gradients[name] = flat.view(parameter.shape).to(parameter.device)
+            start += parameter.nbytes
+        return gradients
 
     def apply(self, factor: float) -> None:
         """Apply the gradients, multiplied by a factor, and forget them."""
@@ -109,7 +117,7 @@ class TrainedState:
                     raise ProtocolError(f"another worker sent {name} with another shape")
                 parameter.copy_(state["value"])
                 memory = {
-                    key: _placed(value, parameter) if isinstance(value, torch.Tensor) else value
+                    key: self._placed(key, value, parameter) if isinstance(value, torch.Tensor) else value
                     for key, value in state["memory"].items()
                 }
                 if memory:
@@ -138,13 +146,21 @@ class TrainedState:
                 hint="Let the function make the same groups for any list of parameters.",
             )
         for group, saved in zip(groups, schedule["groups"], strict=True):
-            group.update(saved)
+            group.update({key: value for key, value in saved.items() if key != "params"})
         if self.scheduler is not None:
             lambdas = getattr(self.scheduler, "lr_lambdas", None)
             more = {} if lambdas is None else {"lr_lambdas": [None] * len(lambdas)}
             self.scheduler.load_state_dict({**schedule["scheduler"], **more})
 
+    def _placed(self, key: str, value: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
+        """Return a tensor of the optimizer's memory where the optimizer keeps it.
 
-def _placed(value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """Return a tensor of an optimizer's memory where the optimizer keeps it: counts stay on the CPU."""
-    return value.to(parameter.device) if value.shape == parameter.shape else value.clone()
+        That is the device of the parameter. Only Adam counts its steps on the CPU, unless it is fused.
+        """
+        assert self.optimizer is not None
+        if key != "step":
+            return value.to(parameter.device)
+        groups = self.optimizer.param_groups
+        own = next(group for group in groups if any(each is parameter for each in group["params"]))
+        is_on_device = own.get("fused") or own.get("capturable")
+        return value.to(parameter.device) if is_on_device else value.clone()

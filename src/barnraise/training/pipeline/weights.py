@@ -18,7 +18,7 @@ from torch import nn
 from barnraise.core.errors import RunError
 from barnraise.training.data.loader import preserved_rng, seed_all
 from barnraise.training.pipeline.base.file_names import FileNames, StoredSource
-from barnraise.training.pipeline.base.int8_layers import narrowed, weight_of_scale
+from barnraise.training.pipeline.base.narrow_layers import narrowed, weight_of_scale
 from barnraise.training.pipeline.empty_weights import empty_like
 
 log = logging.getLogger("barnraise.training")
@@ -138,7 +138,7 @@ class StageWeights:
             if read[name].dtype.itemsize == 1 and read[name].dtype != torch.bool:
                 raise RunError(
                     f"{name} has one byte for each number in {self._files.folder}",
-                    hint="Take the files of the model before it was quantized, and base='int8'.",
+                    hint="Take the files of the model before it was quantized, and base='int8' or 'nf4'.",
                 )
         return read
 
@@ -163,6 +163,11 @@ class StageWeights:
     def drop_all_but(self, names: Collection[str]) -> None:
         """Free the memory of all other parameters."""
         self.drop(name for name in self._places if name not in names and not self._parameter(name).is_meta)
+
+    def held_bytes(self) -> int:
+        """Return the bytes of the parameters that have memory now."""
+        parameters = map(self._parameter, self._places)
+        return sum(parameter.nbytes for parameter in parameters if not parameter.is_meta)
 
     def copies(self, names: Iterable[str]) -> dict[str, nn.Parameter]:
         """Return new parameters with the values that these have at the start, outside of the model."""

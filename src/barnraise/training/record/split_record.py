@@ -61,7 +61,8 @@ class PlacementNote(NamedTuple):
 class SplitRecord:
     """Commits of one worker. ``phases``: where the time since the last one went.
 
-    ``assigned``: blocks by rank. ``speeds``: samples of the whole model per second of computation, by rank.
+    ``assigned``: work by rank, in blocks and micro-batches. ``speeds``: samples of the whole model per second
+    of computation, by rank.
     """
 
     def __init__(self, logged: MetricsLog) -> None:
@@ -141,22 +142,33 @@ class SplitRecord:
     def place(
         self,
         done: int,
-        runs: Sequence[tuple[int, int]],
+        runs: Sequence[tuple[int, int] | None],
         names: Sequence[str],
         why: Sequence[str],
         step: PlannedStep = _UNKNOWN,
+        batches: Sequence[int] = (),
     ) -> None:
         """Note the blocks of each rank in a new group, which starts after ``done`` steps.
 
-        ``names``: of the machines by rank; empty on workers that do not write the placement.
+        A run is None for a rank without blocks. ``names``: of the machines by rank; empty on workers that do
+        not write the placement. ``batches``: micro-batches of each rank, if replicas share them.
         """
         self.done = done
-        self.assigned = tuple(end - first for first, end in runs)
+        self.assigned = tuple(
+            (run[1] - run[0]) * count if run is not None else 0
+            for run, count in zip(runs, batches or [1] * len(runs), strict=True)
+        )
         self.speeds = []
         if names:
-            title = f"split over {len(runs)} workers" if len(runs) > 1 else "the whole model on one worker"
+            stages = sum(run is not None for run in runs)
+            pipelines = sum(run is not None and run[0] == 0 for run in runs)
+            title = f"split over {stages} workers" if stages > 1 else "the whole model on one worker"
+            title += f", in {pipelines} pipelines" if pipelines > 1 else ""
             pairs = zip(names, runs, strict=True)
-            blocks = "; ".join(f"{name}: blocks {first + 1} to {end}" for name, (first, end) in pairs)
+            blocks = "; ".join(
+                f"{name}: blocks {run[0] + 1} to {run[1]}" if run is not None else f"{name}: no blocks"
+                for name, run in pairs
+            )
             for callback in self.on_placement:
                 callback(PlacementNote(title, blocks, "; ".join(why), step))
 

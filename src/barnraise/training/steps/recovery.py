@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -22,7 +22,12 @@ from barnraise.training.metrics import MetricsLog
 from barnraise.training.recovery.blocking_recovery import BlockingRecovery
 from barnraise.training.recovery.failures import exit_without_state, raise_if_permanent
 from barnraise.training.recovery.live_recovery import JoiningWorker, RecoveryStats, recover_live
-from barnraise.training.recovery.state_transfer import ranks_with_same_state
+from barnraise.training.recovery.state_transfer import (
+    MAX_SKELETON,
+    ranks_with_same_state,
+    receive_bytes,
+    send_bytes,
+)
 from barnraise.training.state.checkpoint_manager import CheckpointManager
 from barnraise.training.steps.commit import StepCommitter, StepContext
 from barnraise.training.steps.commit_vote import UNREADABLE
@@ -157,7 +162,7 @@ class StepRecovery(StepCommitter):
             metrics.counter(catalogue.RECEIVED_STATES, "blocking").inc()
             self.done = self._state.load(received, manager.name_of(donors[0]))
         if decision.fresh:
-            self._share_notes(donors[0])
+            self._share_notes(donors[0], decision.fresh)
         if self._needs_state:
             if manager.rank in decision.recovered_live:
                 metrics.counter(catalogue.RECEIVED_STATES, "live").inc()
@@ -169,15 +174,18 @@ class StepRecovery(StepCommitter):
         self._compression.reset_codec()
         self._resume_step(decision)
 
-    def _share_notes(self, donor: int) -> None:
-        """Give the donor's notes to the workers that lacked the state."""
-        notes = self._state.notes
+    def _share_notes(self, donor: int, fresh: Sequence[int]) -> None:
+        """Send the donor's notes to the workers that lacked the state, which may be long."""
+        notes, group, rank = self._state.notes, self._manager.group, self._manager.rank
         if notes is None:
             return
-        own = notes.dump() if self._manager.rank == donor else b""
-        shared = self._manager.group.all_gather_bytes(own)[donor]
-        if self._needs_state and self._manager.rank != donor:
-            notes.load(shared)
+        receivers = [receiver for receiver in fresh if receiver != donor]
+        if rank == donor and receivers:
+            content = notes.dump()
+            for receiver in receivers:
+                send_bytes(group, content, receiver)
+        elif rank in receivers:
+            notes.load(receive_bytes(group, donor, MAX_SKELETON))
 
     def _resume_step(self, decision: CommitDecision) -> None:
         """Keep the micro-batches that count, and assign the others again."""

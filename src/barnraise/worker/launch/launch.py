@@ -315,9 +315,9 @@ def _bring(agent: _Agent, store: ArtifactStore, row: RunRow, target: Path, view:
     try:
         response = agent.ask(ResultsRequest(row.run), ResultsResponse, _RESULTS_S)
         manifest = store.manifest(response.manifest) if response.manifest else None
+        if response.sentence:
+            view.say(response.sentence)
         if manifest is None:
-            if response.sentence:
-                view.say(response.sentence)
             return None
         others = [entry for entry in manifest.files if entry.path != RESULT]
         if others:

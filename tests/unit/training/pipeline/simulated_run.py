@@ -20,10 +20,14 @@ from safetensors.torch import load_file
 
 from barnraise.checkpoint.serialization import FlatState
 from barnraise.core.errors import CollectiveError, PeerLost
+from barnraise.planning.split.stage_time import BlockSpeed
 from barnraise.training.group.single import CompletedWork, SingleWorkerManager
 from barnraise.training.pipeline import split_loop, split_training
+from barnraise.training.pipeline.members.member_stage import MemberStage
 from barnraise.training.pipeline.passes.activations import ActivationCodec
 from barnraise.training.pipeline.passes.schedule import MicroBatchWork
+from barnraise.training.pipeline.prediction import forecast
+from barnraise.training.pipeline.prediction.forecast import SplitForecast
 from barnraise.training.pipeline.stage import Stage
 from barnraise.training.session import Session
 from barnraise.training.state.checkpoint_manager import CheckpointManager
@@ -31,6 +35,9 @@ from barnraise.training.state.checkpoint_manager import CheckpointManager
 Kind = Literal["die", "die-after", "break", "break-after"]
 Script = Callable[[Session, "SimulatedManager"], Any]
 
+_GATHER = "all-gather"
+# All-gathers of the first group: reports, speeds, checkpoints, schedules, and two before the step.
+_BEFORE_VOTES = 6
 _NOTHING_S = 300.0  # without any change: a deadlock
 
 
@@ -49,11 +56,24 @@ class Operation(NamedTuple):
     what: str
 
 
+class Vote(NamedTuple):
+    """Vote on a step in the first group."""
+
+    step: int
+
+
+class InGroup(NamedTuple):
+    """Operation by its number in a group. How many came before it in other groups may differ."""
+
+    generation: int
+    number: int
+
+
 class Fault(NamedTuple):
     """Fault of a worker at one of its operations. A machine dies with all its workers."""
 
     machine: str
-    operation: int
+    operation: int | Vote | InGroup
     kind: Kind
 
 
@@ -108,7 +128,7 @@ class SimulatedGroup:
         def send() -> None:
             rows[self.rank] = message
 
-        self._run.perform(self._machine, f"all-gather of {len(message)} bytes", self._checked(send))
+        self._run.perform(self._machine, f"{_GATHER} of {len(message)} bytes", self._checked(send))
         self._run.wait(lambda: len(rows) == self.world or bool(self._shared.gone), self._machine)
         if len(rows) < self.world:
             self._raise_lost()
@@ -166,13 +186,14 @@ class SimulatedManager(SingleWorkerManager):
         super().__init__()
         self.run, self.machine = run, machine
         self.waits_for: list[str] = []
+        self.members: tuple[str, ...] = ()
         self.generation = 0
 
     def machines(self) -> tuple[str, ...]:
-        return tuple(self.run.place(name) for name in self.run.members)
+        return tuple(map(self.run.place, self.members))
 
     def name_of(self, rank: int) -> str:
-        return self.run.members[rank]
+        return self.members[rank]
 
     def newest_generation(self) -> int:
         is_leaving = self.machine in self.run.leaving
@@ -228,7 +249,7 @@ class SimulatedRun:
 
     ``later``: the step after which a worker joins. ``leaves``: the one after which it leaves. ``places``: the
     machine of a worker, if it is not alone on its own. ``speeds``: the seconds that a block takes on a
-    worker, if it is not one.
+    worker, if it is not one; ``probes``: they are measured before the first step. ``memory``: in bytes.
     """
 
     def __init__(
@@ -240,16 +261,20 @@ class SimulatedRun:
         leaves: Mapping[str, int] | None = None,
         places: Mapping[str, str] | None = None,
         speeds: Mapping[str, float] | None = None,
+        probes: bool = False,
+        memory: Mapping[str, int] | None = None,
         faults: Sequence[Fault] = (),
         checkpoints: CheckpointManager | None = None,
     ) -> None:
         self._checkpoints = checkpoints or CheckpointManager(None, 60.0, 1)
-        self.speeds = dict(speeds or {})
+        self.speeds, self.probes, self.memory = dict(speeds or {}), probes, dict(memory or {})
         self.machines, self._script = machines, script
         self.changed = threading.Condition()
         self.later, self._places = dict(later or {}), dict(places or {})
         self._leaves = dict(leaves or {})
-        self._faults = {(fault.machine, fault.operation): fault.kind for fault in faults}
+        self._faults: dict[tuple[str, int | Vote | InGroup | None], Kind] = {
+            (fault.machine, fault.operation): fault.kind for fault in faults
+        }
         self.operations: dict[str, list[Operation]] = {name: [] for name in machines}
         self.survey = _Survey()
         self.leaving: set[str] = set()
@@ -295,7 +320,17 @@ class SimulatedRun:
         self._die_with_machine(machine)
         number = len(self.operations[machine])
         self.operations[machine].append(Operation(self.managers[machine].generation, what))
-        kind = self._faults.get((machine, number), "")
+        gathers = sum(
+            each.generation == 1 and each.what.startswith(_GATHER) for each in self.operations[machine]
+        )
+        is_first = self.managers[machine].generation == 1 and what.startswith(_GATHER)
+        vote = Vote(gathers - _BEFORE_VOTES) if is_first else None
+        generation = self.managers[machine].generation
+        earlier = [each for each in self.operations[machine][:-1] if each.generation == generation]
+        places = (number, vote, InGroup(generation, len(earlier)))
+        kind: str = next(
+            (self._faults[machine, each] for each in places if (machine, each) in self._faults), ""
+        )
         if not kind.endswith("-after"):
             self._fail(kind)
         effect()
@@ -331,7 +366,7 @@ class SimulatedRun:
         self._form()
         self.wait(lambda: manager.machine not in self._arrived, manager.machine)
         assert self._shared is not None
-        members = self._shared.members
+        manager.members = members = self._shared.members
         manager.generation = self._shared.number
         manager.rank, manager.world = members.index(manager.machine), len(members)
         manager.group = SimulatedGroup(self, self._shared, manager.machine)
@@ -373,12 +408,14 @@ def simulate_stage(
     work: Sequence[MicroBatchWork],
     codec: ActivationCodec,
     seed: Callable[[int, int], None],
+    ranks: Sequence[int],
     order: str = "1F1B",
 ) -> float:
     """Compute the gradients of a step as `run_stage` does, over the group of the thread's machine."""
     group = _threads.manager.group
-    before = group.rank - 1 if not stage.is_first else None
-    after = group.rank + 1 if not stage.is_last else None
+    place = ranks.index(group.rank)
+    before = ranks[place - 1] if not stage.is_first else None
+    after = ranks[place + 1] if not stage.is_last else None
     losses, passes = [], []
     for each in work:
         received = None
@@ -415,19 +452,44 @@ _threads: Any = threading.local()
 def prepare(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let split models of this process use simulated groups."""
     trace = split_training.trace_outline  # type: ignore[attr-defined]
-    outlines: list[Any] = []
+    kept = split_training.measure_kept  # type: ignore[attr-defined]
 
-    def trace_once(*args: Any) -> Any:
-        if not outlines:
-            outlines.append(trace(*args))
-        return outlines[0]
+    def once(function: Any) -> Any:
+        results: list[Any] = []
+
+        def call(*args: Any) -> Any:
+            if not results:
+                results.append(function(*args))
+            return results[0]
+
+        return call
 
     def lose_state(*, finished: bool) -> None:
         raise StateLost
 
+    exchange, free_memory = SplitForecast.exchange, split_loop.free_memory  # type: ignore[attr-defined]
+
+    def probe_and_exchange(own: SplitForecast) -> None:
+        manager = getattr(_threads, "manager", None)
+        if manager is not None and manager.run.probes and not own.block.block_s:
+            block_s = manager.run.speeds.get(manager.machine, 1.0)
+            own.block = BlockSpeed(block_s / 3, 2 * block_s / 3)
+        exchange(own)
+
+    def limited_memory(device: torch.device) -> int:
+        manager = getattr(_threads, "manager", None)
+        limit = manager.run.memory.get(manager.machine, 0) if manager is not None else 0
+        return int(limit / 0.9) or int(free_memory(device))
+
+    monkeypatch.setattr(SplitForecast, "exchange", probe_and_exchange)
+    for module in (split_training, forecast):  # only weights take memory
+        monkeypatch.setattr(module, "with_kept", lambda parts, kept: parts)
+    monkeypatch.setattr(split_loop, "free_memory", limited_memory)
+    monkeypatch.setattr(MemberStage, "held_bytes", lambda self: 0)  # what is free above includes it
     monkeypatch.setattr(split_loop, "run_stage", simulate_stage)
     monkeypatch.setattr(split_loop, "exit_without_state", lose_state)
-    monkeypatch.setattr(split_training, "trace_outline", trace_once)
+    monkeypatch.setattr(split_training, "trace_outline", once(trace))
+    monkeypatch.setattr(split_training, "measure_kept", once(kept))
 
 
 def bind(manager: SimulatedManager) -> None:

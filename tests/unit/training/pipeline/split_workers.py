@@ -2,7 +2,9 @@
 
 They connect through a file instead of an agent, and the members of all groups are known. Each act has its own
 groups. In the act "kill", c is killed in the middle of a step, and later d joins a and b. In the act "wait",
-a and b have too little memory for the model, so they wait for d.
+a and b have too little memory for the model, also without mirrors, so they wait for d. In the act "order", a
+has memory for a block between those of b and c only, and d for none. In the act "replica", a has memory for
+the whole model, and the others are one pipeline.
 """
 
 from __future__ import annotations
@@ -22,7 +24,12 @@ import torch
 from barnraise.core import metrics
 from barnraise.history.entries import Entry
 from barnraise.history.log_format import encode_frames
+from barnraise.planning.split.replica_placement import SplitPlacement, place_pipelines
+from barnraise.planning.split.split_problem import SplitProblem
+from barnraise.planning.split.stage_time import BlockSpeed
 from barnraise.training.pipeline import split_loop, split_training
+from barnraise.training.pipeline.members.member_stage import MemberStage
+from barnraise.training.pipeline.prediction import forecast
 from barnraise.training.session import Session
 from barnraise.training.state.checkpoint_manager import CheckpointManager
 from tests.unit.forked import fork_all
@@ -31,8 +38,9 @@ from tests.unit.training.pipeline.block_model import BLOCKS, BlockModel, loader,
 
 DIES_AT, WAITS_AT = 2, 4  # steps that c has trained, and those before which d is here
 GROUPS = {"two": ["ab"], "three": ["abc"], "kill": ["abc", "ab", "abd"], "first": ["cab", "ab"]}
-GROUPS["wait"] = GROUPS["kill"]
-MEMORY = 10556  # of a machine: enough for a third of the model, and not for a half
+GROUPS |= {"wait": GROUPS["kill"], "order": ["abcd"], "replica": ["abcd"]}
+MEMORY = 10000  # of a machine: enough for two of the five blocks
+MEMORIES = {"wait": {"b": 7500}, "order": {"a": 6200, "d": 1000}, "replica": {"a": 30000}}
 
 
 def train(
@@ -112,13 +120,24 @@ class DyingSession(Session):
         return super().epochs(count)
 
 
+def place_by_memory(block_s: float, problem: SplitProblem) -> SplitPlacement:
+    """Place stages as if all machines were equally fast; ``block_s``: 0 if that is not known."""
+    speed = BlockSpeed(block_s / 3, 2 * block_s / 3)
+    machines = tuple(machine._replace(speed=speed) for machine in problem.machines)
+    return place_pipelines(problem._replace(machines=machines))
+
+
 def member(machine: str, room: Path, act: str) -> None:
     torch.set_num_threads(1)
-    while machine == "d" and not (room / "killed").exists():
+    while machine == "d" and len(GROUPS[act]) > 1 and not (room / "killed").exists():
         time.sleep(0.01)
     groups = GROUPS[act]
-    if act == "wait":
-        split_loop.free_memory = lambda device: MEMORY
+    if act in ("wait", "order", "replica"):
+        memory = MEMORIES.get(act, {}).get(machine, MEMORY)
+        split_loop.free_memory = lambda device: memory
+        MemberStage.held_bytes = lambda self: 0  # what is free above includes it
+        split_training.with_kept = forecast.with_kept = lambda parts, kept: parts  # only weights take memory
+    split_loop.place_pipelines = partial(place_by_memory, 1.0 if act == "replica" else 0.0)
     manager = FileGroupManager(machine, room, groups)
     dies = machine == "c" and len(groups) > 1
     run = (DyingSession if dies else Session)(
@@ -134,7 +153,8 @@ def member(machine: str, room: Path, act: str) -> None:
     values = {sample.name: sample.value for sample in metrics.registry.samples()}
     (room / f"metrics-{machine}").write_text(json.dumps(values))
     manager.group.close()
-    (room / f"{machine}.json").write_text(json.dumps([losses, run.world, run.done]))
+    runs = run._split.loop.runs
+    (room / f"{machine}.json").write_text(json.dumps([losses, run.world, run.done, runs]))
 
 
 def main() -> int:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from barnraise.core.errors import RunError
-from barnraise.training.pipeline.base.int8_layers import narrow_linear_layers
+from barnraise.training.pipeline.base.narrow_layers import BaseForm, narrow_linear_layers
 from barnraise.training.pipeline.empty_weights import empty_weights
 from barnraise.training.pipeline.outline import find_blocks, trace_outline
 from barnraise.training.pipeline.split_training import loss_of_output
@@ -152,15 +152,15 @@ def write_weights(kind: str, folder: Path) -> Path:
 
 
 def chain(
-    kind: str, folder: Path, cuts: tuple[int, ...], *, is_narrow: bool = False, **form: bool
+    kind: str, folder: Path, cuts: tuple[int, ...], *, base: BaseForm = "exact", **form: bool
 ) -> tuple[float, dict[str, torch.Tensor]]:
     """Return the loss and the gradients of a chain of stages in one process."""
     passes: list[tuple[Any, torch.Tensor | None, torch.Tensor]] = []
     received = None
     for first, end in pairwise(cuts):
         model = empty_model(kind, **form)
-        if is_narrow:
-            narrow_linear_layers(model, model.get_submodule(find_blocks(model)))
+        if base != "exact":
+            narrow_linear_layers(model, model.get_submodule(find_blocks(model)), base)
         outline = trace_outline(model, find_blocks(model), loss_of_output, INPUTS)
         weights = StageWeights(model, WeightFiles(folder), 0, torch.device("cpu"))
         weights.load(outline.names(first, end))
@@ -192,11 +192,26 @@ def test_stages_with_lora_equal_the_whole_model(kind: str, tmp_path: Path) -> No
 def test_stages_with_a_narrow_base_equal_the_whole_model_with_it(kind: str, tmp_path: Path) -> None:
     folder = write_weights(kind, tmp_path)
     exact, _ = chain(kind, folder, (0, 4), is_lora=True)
-    loss, gradients = chain(kind, folder, (0, 4), is_lora=True, is_narrow=True)
-    split_loss, split_gradients = chain(kind, folder, (0, 1, 3, 4), is_lora=True, is_narrow=True)
+    check_narrow(kind, folder, "int8", exact)
+
+
+def check_narrow(kind: str, folder: Path, base: BaseForm, exact: float) -> None:
+    loss, gradients = chain(kind, folder, (0, 4), is_lora=True, base=base)
+    split_loss, split_gradients = chain(kind, folder, (0, 1, 3, 4), is_lora=True, base=base)
     assert split_loss == loss
     assert all(torch.equal(gradients[name], split_gradients[name]) for name in gradients)
     assert 0 < abs(loss - exact) < 0.01 * exact
+
+
+def test_stages_with_a_base_in_nf4_equal_the_whole_model_with_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("bitsandbytes")
+    wide = {**MODELS["Llama"], "hidden_size": 64, "intermediate_size": 128}
+    monkeypatch.setitem(MODELS, "Llama", wide)
+    folder = write_weights("Llama", tmp_path)
+    exact, _ = chain("Llama", folder, (0, 4), is_lora=True)
+    check_narrow("Llama", folder, "nf4", exact)
 
 
 def test_stages_with_gradient_checkpointing_equal_those_without(tmp_path: Path) -> None:

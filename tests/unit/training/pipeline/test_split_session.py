@@ -107,7 +107,7 @@ def test_base_in_int8_trains_about_as_the_exact_one(base: Path) -> None:
     [
         ({"order": "zero"}, "Take one of '1F1B', 'GPipe'."),
         ({"activations": "fp8"}, "Take one of 'exact', 'bf16', 'int8'."),
-        ({"base": "int4"}, "Take one of 'exact', 'int8'."),
+        ({"base": "int4"}, "Take one of 'exact', 'int8', 'nf4'."),
     ],
 )
 def test_unknown_options_are_refused_with_the_known_ones(

@@ -123,13 +123,14 @@ def test_placement_is_a_plan_of_the_record() -> None:
     worker = Worker()
     worker.commit(1.0)
     worker.record.place(1, [(0, 3), (3, 4)], ["mac", "pc"], ["mac needs 2 GB", "pc needs 1 GB"])
-    worker.record.place(1, [(0, 2), (2, 4)], ["mac", "nas"], ["pc has left"])
+    worker.record.place(1, [(2, 4), None, (0, 2)], ["mac", "old", "nas"], ["pc has left"])
+    assert worker.record.assigned == (2, 0, 2)
     worker.commit(1.0)
     worker.recorder.close()
     plans = [entry for entry in merge([worker.sink.entries]) if isinstance(entry, PlanAdopted)]
     assert [plan.sync for plan in plans] == [
         "mac: blocks 1 to 3; pc: blocks 4 to 4",
-        "mac: blocks 1 to 2; nas: blocks 3 to 4",
+        "mac: blocks 3 to 4; old: no blocks; nas: blocks 1 to 2",
     ]
     assert {(plan.step, plan.name) for plan in plans} == {(1, "split over 2 workers")}
     assert plans[0].reason == "mac needs 2 GB; pc needs 1 GB"

@@ -8,8 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, TensorDataset
 
 from barnraise.core.errors import CollectiveError
+from barnraise.training.session import Session
+from barnraise.training.state.checkpoint_manager import CheckpointManager
 from barnraise.training.steps.throughput import Throughput
 from barnraise.training.sync import Sync
 from tests.unit.training.test_local_sgd import Training
@@ -87,3 +90,42 @@ def test_handover_is_announced_before_another_worker_trains() -> None:
     done = noted[0][1]
     assert members[1].counts[0] == done + 1 > 1
     assert members[0].hashes[done:] == members[1].hashes
+
+
+class ShortMessages(ThreadWorker):
+    """Worker whose group exchanges short messages only, as the groups of a run do."""
+
+    def all_gather_bytes(self, message: bytes) -> list[bytes]:
+        assert len(message) <= 4 << 20
+        return super().all_gather_bytes(message)
+
+
+class Remembered:
+    """Notes of a framework."""
+
+    def __init__(self, content: bytes) -> None:
+        self.content = content
+
+    def dump(self) -> bytes:
+        return self.content
+
+    def load(self, content: bytes) -> None:
+        self.content = content
+
+
+def test_long_notes_reach_workers_without_the_state() -> None:
+    def member(worker: ThreadWorker) -> bytes:
+        notes = Remembered(bytes([worker.rank]) * (5 << 20))
+        run = Session(
+            ShortMessages(worker._exchange, worker.rank),
+            seed=0,
+            unit=2,
+            checkpoints=CheckpointManager(None, 60.0, 1),
+        )
+        run._notes = notes
+        net = torch.nn.Linear(2, 1)
+        loader = DataLoader(TensorDataset(torch.ones(4, 2)), batch_size=4)
+        run.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1), loader)
+        return notes.content
+
+    assert run_workers(3, member) == [bytes(5 << 20)] * 3

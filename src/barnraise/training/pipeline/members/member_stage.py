@@ -6,12 +6,13 @@ theirs. So a second failure is repaired as the first one was.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import copy
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from torch import nn
 
-from barnraise.planning.plan.stage_placement import ModelParts
+from barnraise.planning.split.stage_placement import ModelParts
 from barnraise.training.pipeline.holdings import Run, units_of
 from barnraise.training.pipeline.outline import LossFunction, ModelOutline
 from barnraise.training.pipeline.passes.activations import ActivationCodec
@@ -46,7 +47,7 @@ class SplitTask(NamedTuple):
 class MemberStage:
     """Parts of a split model that one member holds. ``mirrors``: by the rank whose training is mirrored.
 
-    ``run``: its blocks; None before the first group. ``kept``: trained state beside them, of the same step.
+    ``run``: its blocks; None of a spare. ``kept``: trained state beside them, of the same step.
     """
 
     def __init__(self, task: SplitTask, weights: StageWeights, kept: SplitCheckpoint) -> None:
@@ -67,6 +68,14 @@ class MemberStage:
         parts = (outline.before, *outline.blocks, outline.after)
         return sorted(parts[unit] & self.trained.keys())
 
+    def names_of_units(self, units: Iterable[int]) -> list[str]:
+        """Return the names of what is trained in some units."""
+        return sorted(name for unit in units for name in self.names_of_unit(unit))
+
+    def shared_units(self, run: Run) -> list[int]:
+        """Return the units that this stage has in common with that of a run of blocks."""
+        return sorted({*self.own_units} & {*units_of(run, self._count)})
+
     def unit_bytes(self) -> dict[int, int]:
         """Return the bytes of the exported state of each unit in which something is trained."""
         named = {unit: self.names_of_unit(unit) for unit in range(self._count + 2)}
@@ -76,14 +85,20 @@ class MemberStage:
         }
         return {unit: _EXPORTED * size for unit, size in sizes.items() if size}
 
-    def names_of_run(self, run: Run) -> list[str]:
+    def held_bytes(self) -> int:
+        """Return the bytes of weights and optimizers that this member holds, mirrors included."""
+        copies = sum(value.nbytes for each in self.mirrors.values() for value in each.parameters.values())
+        kept = sum(each.optimizer_bytes() for each in (self.own, *self.mirrors.values()))
+        return self._weights.held_bytes() + copies + kept
+
+    def names_of_run(self, run: Run | None) -> list[str]:
         """Return the names of what the stage of a run of blocks trains."""
-        return sorted(self._task.outline.names(*run) & self.trained.keys())
+        return sorted(self._task.outline.names(*run) & self.trained.keys()) if run is not None else []
 
     @property
     def own_units(self) -> tuple[int, ...]:
         """Return the units of the stage."""
-        return units_of(self.run, self._count) if self.run is not None else ()
+        return units_of(self.run, self._count)
 
     @property
     def other_units(self) -> tuple[int, ...]:
@@ -94,15 +109,15 @@ class MemberStage:
             units |= {unit for unit, names in every if self.kept.states.keys() >= set(names)}
         return tuple(sorted(units))
 
-    def build(self, run: Run, mirrored: Mapping[int, Run]) -> None:
+    def build(self, run: Run | None, mirrored: Mapping[int, Run]) -> None:
         """Load the weights of a stage, and make its optimizer and those of mirrors, with new state."""
         task, outline = self._task, self._task.outline
         if self.stage is not None:
             self.stage.undo()
-        names = outline.names(*run)
+        names = outline.names(*run) if run is not None else frozenset()
         self._weights.drop_all_but(names)
         self._weights.load(names)
-        self.stage = Stage(task.model, outline, *run, task.loss)
+        self.stage = Stage(task.model, outline, *run, task.loss) if run is not None else None
         parameters = dict(task.model.named_parameters())
         self.own = self._trained_state({name: parameters[name] for name in self.names_of_run(run)})
         self.mirrors = {
@@ -112,10 +127,14 @@ class MemberStage:
         self.run, self._mirrored = run, tuple(mirrored.values())
 
     def load(self, states: ParameterStates, schedule: Mapping[str, Any]) -> None:
-        """Load the state of what is trained and mirrored here."""
+        """Load the state of what is trained and mirrored here. Each takes tensors of its own."""
+        taken: set[str] = set()
         for state in (self.own, *self.mirrors.values()):
-            state.load({name: states[name] for name in state.parameters})
+            own = {name: states[name] for name in state.parameters}
+            own |= {name: copy.deepcopy(states[name]) for name in taken & own.keys()}
+            state.load(own)
             state.load_schedule(schedule)
+            taken |= own.keys()
 
     def export(self) -> ParameterStates:
         """Return the state of all that this member holds, by name."""

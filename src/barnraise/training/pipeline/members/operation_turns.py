@@ -25,10 +25,14 @@ class NextOperation(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Turn(NamedTuple):
-    """Operation that all members perform now. ``callers``: the ranks whose scripts have called it."""
+    """Operation that all members perform now. ``callers``: the ranks whose scripts call it now.
+
+    ``number``: of those since the newest step.
+    """
 
     kind: OperationKind
     callers: tuple[int, ...]
+    number: int = 0
 
 
 def choose_turn(announced: Sequence[NextOperation]) -> Turn:
@@ -40,4 +44,5 @@ def choose_turn(announced: Sequence[NextOperation]) -> Turn:
     if not earlier:
         return Turn("step", tuple(range(len(announced))))
     first = min(earlier, key=lambda each: (each.number, each.kind))
-    return Turn(first.kind, tuple(rank for rank, each in enumerate(announced) if each == first))
+    callers = tuple(rank for rank, each in enumerate(announced) if each == first)
+    return Turn(first.kind, callers, first.number)

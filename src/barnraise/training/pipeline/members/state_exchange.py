@@ -18,6 +18,7 @@ from barnraise.training.pipeline.holdings import Transfer
 from barnraise.training.pipeline.trained_state import ParameterStates
 
 _UNREADABLE = "the trained state of another worker cannot be read"
+_GROUPS, _SCHEDULER = "groups", "scheduler"
 _skeletons = msgspec.msgpack.Decoder(list[bytes])
 
 
@@ -65,14 +66,25 @@ class StateExchange:
                     continue
                 tensors = self._buffers(each.unit, skeleton)
                 works += [group.receive_async(tensor, rank) for tensor in tensors]
-                arriving.append(FlatState(skeleton, tensors))
+                arriving.append((each.unit, FlatState(skeleton, tensors)))
         for work in works:
             work.wait()
         received: ParameterStates = {}
-        for parts in arriving:
-            received |= unflatten(parts.skeleton, parts.tensors)
+        for unit, parts in arriving:
+            received |= self._checked(unit, unflatten(parts.skeleton, parts.tensors))
         schedules = (unflatten(skeletons[rank][0], []) for rank in sorted(sources))
-        return received, next(filter(None, schedules), {})
+        return received, _checked_schedule(next(filter(None, schedules), {}))
+
+    def _checked(self, unit: int, states: Any) -> ParameterStates:
+        """Return the received state of a unit. Raise ProtocolError if it is something else."""
+        names = sorted(self._names_of_unit(unit))
+        if (
+            not isinstance(states, dict)
+            or sorted(states) != names
+            or not all(map(_is_state, states.values()))
+        ):
+            raise ProtocolError("another worker sends other trained state than was asked for")
+        return states
 
     def _buffers(self, unit: int, skeleton: bytes) -> list[torch.Tensor]:
         """Return memory for a unit that another worker sends. Raise ProtocolError if it is too large."""
@@ -107,3 +119,28 @@ class StateExchange:
         for work in works:
             work.wait()
         return everything
+
+
+def _is_state(state: Any) -> bool:
+    """Tell whether this is the state of a parameter: its value, and what the optimizer keeps."""
+    return (
+        isinstance(state, dict)
+        and state.keys() == {"value", "memory"}
+        and isinstance(state["value"], torch.Tensor)
+        and isinstance(state["memory"], dict)
+    )
+
+
+def _checked_schedule(schedule: Any) -> dict[str, Any]:
+    """Return received learning rates. Raise ProtocolError if they are something else."""
+    if schedule == {}:
+        return {}
+    if (
+        not isinstance(schedule, dict)
+        or schedule.keys() != {_GROUPS, _SCHEDULER}
+        or not isinstance(schedule[_GROUPS], list | tuple)
+        or not all(isinstance(group, dict) for group in schedule[_GROUPS])
+        or not isinstance(schedule[_SCHEDULER], dict)
+    ):
+        raise ProtocolError("another worker sends learning rates that cannot be read")
+    return schedule

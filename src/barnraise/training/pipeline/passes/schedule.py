@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -45,9 +44,9 @@ def run_alone(stage: Stage, work: Sequence[MicroBatchWork], seed: Callable[[int,
     for each in work:
         stage.seed = _seeder(seed, each.number)
         loss = stage(None, each.inputs) * each.share
-        start = time.perf_counter()
+        start = stage.now()
         loss.backward()  # type: ignore[no-untyped-call]
-        stage.busy_s += time.perf_counter() - start
+        stage.busy_s += stage.now() - start
         total += loss.item()
     return total
 
@@ -57,12 +56,13 @@ def run_stage(
     work: Sequence[MicroBatchWork],
     codec: ActivationCodec,
     seed: Callable[[int, int], None],
+    ranks: Sequence[int],
     order: Order = "1F1B",
 ) -> float:
     """Compute the gradients of a step on this stage of the default group.
 
     Return the loss on the last stage, and 0 on the others. ``seed``: called with the number of a micro-batch
-    and of a block before the block computes.
+    and of a block before the block computes. ``ranks``: of all stages, in order; other ranks have none.
     """
     length = max(math.prod(each.shape) for each in work)
     module = _StageModule(stage, work, length, seed)
@@ -70,8 +70,7 @@ def run_stage(
     loss = torch.empty((), dtype=torch.float32, device="meta", requires_grad=True)
     placed = _TravellingStage(
         module,
-        dist.get_rank(),
-        dist.get_world_size(),
+        ranks,
         stage.device,
         input_args=() if stage.is_first else (activations,),
         output_args=(loss if stage.is_last else activations,),
@@ -146,10 +145,17 @@ class _TravellingStage(PipelineStage):
 
     codec: ActivationCodec
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, module: nn.Module, ranks: Sequence[int], device: torch.device, **kwargs: Any) -> None:
+        place = ranks.index(dist.get_rank())
+        # torch wants a stage on each rank of the group. From here on, its ranks are places in the pipeline.
+        super().__init__(module, place, dist.get_world_size(), device, **kwargs)
+        self.num_stages = self.group_size = len(ranks)
+        self.group_rank, self._ranks = place, ranks
         self._module: Any = self.submod
         self._arriving: dict[tuple[bool, int], tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def _resolve_peer_global_rank(self, stage_idx: int) -> int:
+        return self._ranks[stage_idx]
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         self._unpack(True, fwd_chunk_id)
@@ -158,11 +164,12 @@ class _TravellingStage(PipelineStage):
     def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         self._unpack(False, bwd_chunk_id)
         self._module.start(bwd_chunk_id)
-        start = time.perf_counter()
+        stage = self._module.stage
+        start = stage.now()
         try:
             return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
         finally:
-            self._module.stage.busy_s += time.perf_counter() - start
+            stage.busy_s += stage.now() - start
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
         return self._packed(super().get_fwd_send_ops(fwd_chunk_id), fwd_chunk_id)

@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from barnraise.planning.plan.stage_time import BlockSpeed
+from barnraise.planning.split.stage_time import BlockSpeed
 from barnraise.training.data.loader import preserved_rng
+from barnraise.training.pipeline.base.narrow_layers import stored_numbers
 from barnraise.training.pipeline.outline import LossFunction, ModelOutline
 from barnraise.training.pipeline.stage import Stage
 from barnraise.training.pipeline.weights import StageWeights
@@ -70,7 +71,7 @@ def probe_blocks(probed: ProbedModel, memory_bytes: int) -> BlockSpeed:
         log.info("a block could not be measured: the device has too little memory for it")
         return BlockSpeed()
     if after_s is None:  # its matrices take as long as those of blocks do
-        after_s = speed.block_s * _bytes_of(probed, outline.after) / max(1, _bytes_of(probed, block))
+        after_s = speed.block_s * _numbers_of(probed, outline.after) / max(1, _numbers_of(probed, block))
     # What comes before the blocks, such as a table of embeddings, is read in places only.
     speed = speed._replace(before_s=before_s or 0.0, after_s=after_s)
     log.info("a block takes %.4f s here, measured in %.1f s", speed.block_s, time.perf_counter() - start)
@@ -93,6 +94,12 @@ def _bytes_of(probed: ProbedModel, names: Iterable[str]) -> int:
     parameters = dict(probed.model.named_parameters())
     sizes = [(parameters[name].nbytes, parameters[name].requires_grad) for name in names]
     return sum(_EXTRA * size if is_trained else size for size, is_trained in sizes)
+
+
+def _numbers_of(probed: ProbedModel, names: Iterable[str]) -> int:
+    """Return the numbers of the weights, also of those that are held in fewer bytes."""
+    places = (name.rpartition(".") for name in names)
+    return sum(stored_numbers(probed.model.get_submodule(path), leaf) for path, _, leaf in places)
 
 
 def _time_stage(probed: ProbedModel, block: int) -> _Times:
@@ -131,24 +138,17 @@ def _time_once(probed: ProbedModel, stage: Stage) -> _Times:
     module: Any = probed.model.get_submodule(outline.path)
     block = module[stage.first]
     hooks = [
-        block.register_forward_pre_hook(lambda *_: inside.append(-_now(device))),
-        block.register_forward_hook(lambda *_: inside.append(_now(device))),
+        block.register_forward_pre_hook(lambda *_: inside.append(-stage.now())),
+        block.register_forward_hook(lambda *_: inside.append(stage.now())),
     ]
     try:
-        start = _now(device)
+        start = stage.now()
         result = stage(received, probed.inputs)
-        middle = _now(device)
+        middle = stage.now()
     finally:
         for hook in hooks:
             hook.remove()
     block_s = sum(inside[:2])  # a recomputed block is called again in the backward pass
     if result.requires_grad:
         result.backward(torch.ones_like(result))  # type: ignore[no-untyped-call]
-    return _Times(block_s, middle - start, _now(device) - middle)
-
-
-def _now(device: torch.device) -> float:
-    """Return the time at which the device has computed all that it was given."""
-    if device.type != "cpu":
-        torch.accelerator.synchronize()
-    return time.perf_counter()
+    return _Times(block_s, middle - start, stage.now() - middle)

@@ -9,7 +9,7 @@ from typing import NoReturn, Protocol
 
 from barnraise.agent_client.profile import PROFILE_FILE, PartBytes, SplitProfile, SplitWorker, encode
 from barnraise.core.errors import CollectiveError
-from barnraise.planning.plan.stage_placement import ModelParts, PartSize
+from barnraise.planning.split.stage_placement import PartSize
 from barnraise.training.data.loader import MicroBatchLoader
 from barnraise.training.group.interface import GroupManager
 from barnraise.training.pipeline.holdings import MemberHoldings
@@ -30,9 +30,7 @@ class ReportingLoop(Protocol):
         """Return what each member of the group reports."""
 
 
-def end_dry_run(
-    loop: ReportingLoop, manager: GroupManager, parts: ModelParts, data: MicroBatchLoader
-) -> NoReturn:
+def end_dry_run(loop: ReportingLoop, manager: GroupManager, data: MicroBatchLoader) -> NoReturn:
     """Exchange what the machines have measured, write it on the main worker, and exit the script."""
     file = Path.cwd() / PROFILE_FILE
     error: CollectiveError | None = None
@@ -46,7 +44,7 @@ def end_dry_run(
             log.info("the group failed in a dry run: %s", failure.message)
             error = failure
     if manager.rank == 0:
-        file.write_bytes(encode(profile_of(loop.forecast, members, manager, parts, data)))
+        file.write_bytes(encode(profile_of(loop.forecast, members, manager, data)))
     raise SystemExit(0)
 
 
@@ -54,11 +52,10 @@ def profile_of(
     forecast: SplitForecast,
     members: Sequence[MemberHoldings],
     manager: GroupManager,
-    parts: ModelParts,
     data: MicroBatchLoader,
 ) -> SplitProfile:
     """Return the measurements of a group as the command line reads them."""
-    group = forecast.group
+    group, parts = forecast.group, forecast.parts
     assert group is not None
     microbatches = data.microbatches(0)
     return SplitProfile(
@@ -66,6 +63,7 @@ def profile_of(
         blocks=tuple(map(_bytes_of, parts.blocks)),
         after=_bytes_of(parts.after),
         boundary_bytes=parts.boundary_bytes,
+        tied_bytes=parts.tied_bytes,
         sent_bytes=forecast.sent_bytes,
         batch=sum(microbatch.size for microbatch in microbatches),
         batches=len(microbatches),

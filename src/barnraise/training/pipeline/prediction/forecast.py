@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import logging
+import statistics
+from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 
 from barnraise.history.entries import PHASES
-from barnraise.planning.plan.stage_placement import ModelParts
-from barnraise.planning.plan.stage_time import (
-    BlockSpeed,
-    SplitStepTime,
-    StageOrder,
-    commit_seconds,
-    fill_unknown,
-    predict_split_step,
-    stage_times,
-)
+from barnraise.planning.split.move_cost import HeldBlocks, with_moves
+from barnraise.planning.split.replica_placement import SplitPlacement, predict_pipelines
+from barnraise.planning.split.split_problem import SplitMachine, SplitProblem
+from barnraise.planning.split.stage_placement import ModelParts
+from barnraise.planning.split.stage_time import BlockSpeed, SplitStepTime, StageOrder
 from barnraise.training.group.interface import GroupManager
 from barnraise.training.pipeline.prediction.block_probe import ProbedModel, probe_blocks
 from barnraise.training.pipeline.prediction.group_speeds import (
@@ -27,9 +24,12 @@ from barnraise.training.pipeline.prediction.group_speeds import (
     MemberSpeed,
     host_of,
 )
+from barnraise.training.pipeline.prediction.kept_activations import KeptBytes, with_kept
 from barnraise.training.record.split_record import PlannedStep
 
 log = logging.getLogger("barnraise.training")
+
+_RECENT = 5  # steps whose median is the speed of a machine
 
 
 class SplitPlan(NamedTuple):
@@ -54,15 +54,24 @@ class SplitPlan(NamedTuple):
 class SplitForecast:
     """Speeds of this worker and of its group. ``plan``: of the newest placement, if speeds are known.
 
-    ``sent_bytes``: what travels of a micro-batch from a stage to the next one.
+    ``sent_bytes``: what travels of a micro-batch from a stage to the next one. ``parts``: of the model, with
+    the most that a micro-batch keeps on any machine of the group.
     """
 
-    def __init__(self, manager: GroupManager, parts: ModelParts, order: StageOrder, sent_bytes: int) -> None:
+    def __init__(
+        self,
+        manager: GroupManager,
+        parts: ModelParts,
+        order: StageOrder,
+        sent_bytes: int,
+    ) -> None:
         self.block = BlockSpeed()
         self.plan: SplitPlan | None = None
-        self._manager, self._parts, self.order, self.sent_bytes = manager, parts, order, sent_bytes
+        self._manager, self.order, self.sent_bytes = manager, order, sent_bytes
+        self._own_parts = self.parts = parts
         self._meter = LinkMeter(manager, sent_bytes)
         self._host = (0, 0.0)
+        self._recent: deque[float] = deque(maxlen=_RECENT)  # seconds of a block
         self.group: GroupSpeeds | None = None
 
     def probe(self, probed: ProbedModel, memory_bytes: int, device: torch.device) -> None:
@@ -71,36 +80,54 @@ class SplitForecast:
         self._host = host_of(device)
 
     def note_step(self, busy_s: float, batches: int, run: tuple[int, int]) -> None:
-        """Take the speed of this machine from a step; ``busy_s``: what its stage computed."""
-        self.block = self.block.corrected(busy_s / batches, *run, len(self._parts.blocks))
+        """Take the speed of this machine from its newest steps; ``busy_s``: what its stage computed."""
+        measured = self.block.corrected(busy_s / batches, *run, len(self.parts.blocks))
+        self._recent.append(measured.block_s)
+        ratio = statistics.median(self._recent) / measured.block_s if measured.block_s else 1.0
+        self.block = measured._replace(
+            forward_s=ratio * measured.forward_s, backward_s=ratio * measured.backward_s
+        )
 
     def exchange(self) -> None:
         """Exchange the speeds of machines and links with the group."""
         bytes_, rate = self._host
-        self.group = self._meter.exchange(MemberSpeed(*self.block, host_bytes=bytes_, host_rate=rate))
+        parts = self._own_parts
+        own = MemberSpeed(
+            *self.block,
+            host_bytes=bytes_,
+            host_rate=rate,
+            block_kept_bytes=max(block.activation_bytes for block in parts.blocks),
+            after_kept_bytes=parts.after.activation_bytes,
+        )
+        self.group = self._meter.exchange(own)
+        members = self.group.members
+        largest = KeptBytes(
+            max(member.block_kept_bytes for member in members),
+            max(member.after_kept_bytes for member in members),
+        )
+        self.parts = with_kept(parts, largest)
 
-    def link_s(self, rank: int) -> float:
-        """Return the seconds in which activations reach the next rank, or their gradient comes back."""
+    def problem(
+        self, memory_bytes: Sequence[int], batches: int, held: Sequence[HeldBlocks] = ()
+    ) -> SplitProblem:
+        """Return what has to be placed on the members of the group; ``memory_bytes``, ``held``: by rank."""
         assert self.group is not None
-        links, count = self.group.links, self.sent_bytes
-        if rank + 1 == len(self.group.members):
-            return 0.0
-        ends = ((rank, rank + 1), (rank + 1, rank))
-        return max(links.transfer_s(a, b, count) + links.latencies[a][b] for a, b in ends)
+        machines = tuple(
+            SplitMachine(self._manager.name_of(rank), memory, member.block)
+            for rank, (memory, member) in enumerate(zip(memory_bytes, self.group.members, strict=True))
+        )
+        links = self.group.links
+        problem = SplitProblem(self.parts, machines, links, batches, self.sent_bytes, self.order)
+        return with_moves(problem, held) if held else problem
 
-    def predict(self, runs: Sequence[tuple[int, int]], batches: int, done: int) -> None:
-        """Predict the steps of a placement; ``runs``: the blocks of each rank."""
-        manager, group = self._manager, self.group
-        assert group is not None
-        speeds = fill_unknown([member.block for member in group.members])
-        if not speeds:
-            self.plan = None
+    def predict(self, problem: SplitProblem, placement: SplitPlacement, done: int) -> None:
+        """Predict the steps of a placement, if the speed of a machine is known."""
+        self.plan = None
+        if not problem.speeds:
             return
-        ranks = range(len(runs))
-        names = tuple(manager.name_of(rank) for rank in ranks)
-        stages = stage_times(runs, ranks, names, speeds, group.links, self.sent_bytes)
-        commit_s = commit_seconds(self._parts, runs, ranks, group.links)
-        step = predict_split_step(stages, batches, self.order, commit_s)
-        self.plan = SplitPlan(done, names, batches, self.order, step)
-        if manager.rank == 0:
+        ranks = [rank for pipeline in placement.pipelines for rank in pipeline.order]
+        names = tuple(problem.machines[rank].name for rank in ranks)
+        step = predict_pipelines(problem, placement)
+        self.plan = SplitPlan(done, names, problem.batches, problem.order, step)
+        if self._manager.rank == 0:
             log.warning("predicted: %s", step.sentence)

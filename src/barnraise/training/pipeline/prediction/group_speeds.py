@@ -18,7 +18,7 @@ from msgspec import Meta
 from barnraise.core.decoding import decode
 from barnraise.core.errors import BarnraiseError, CollectiveError, ProtocolError
 from barnraise.core.units import format_rate
-from barnraise.planning.plan.stage_time import BlockSpeed, LinkRates
+from barnraise.planning.split.stage_time import BlockSpeed, LinkRates
 from barnraise.topology.graph import TopologyGraph
 from barnraise.training.group.interface import GroupManager
 from barnraise.training.pipeline.machine_memory import free_memory
@@ -42,7 +42,8 @@ class MemberSpeed(msgspec.Struct, frozen=True, array_like=True):
 
     The seconds are those of a `BlockSpeed`. ``rates``: bytes per second from this machine. ``latencies``: one
     way. ``host_bytes``: memory of the computer beside that of the accelerator. ``host_rate``: bytes per
-    second from there.
+    second from there. ``block_kept_bytes`` and ``after_kept_bytes``: what a micro-batch keeps of a block for
+    the backward pass, and of the part after the blocks.
     """
 
     forward_s: Seconds = 0.0
@@ -54,6 +55,8 @@ class MemberSpeed(msgspec.Struct, frozen=True, array_like=True):
     latencies: Annotated[tuple[Seconds, ...], Meta(max_length=MOST_MEMBERS)] = ()
     host_bytes: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
     host_rate: Rate = 0.0
+    block_kept_bytes: Annotated[int, Meta(ge=0, le=1 << 50)] = 0
+    after_kept_bytes: Annotated[int, Meta(ge=0, le=1 << 50)] = 0
 
     @property
     def block(self) -> BlockSpeed:
@@ -209,10 +212,10 @@ def host_of(device: torch.device) -> tuple[int, float]:
         target = torch.empty_like(source, device=device)
         seconds = 0.0
         for _ in range(2):
-            torch.accelerator.synchronize()
+            torch.accelerator.synchronize(device)
             start = time.perf_counter()
             target.copy_(source)
-            torch.accelerator.synchronize()
+            torch.accelerator.synchronize(device)
             seconds = time.perf_counter() - start
     except (RuntimeError, NotImplementedError):  # no pinned memory, or too little of it
         return 0, 0.0

@@ -18,4 +18,4 @@ def test_save_of_some_members_comes_before_the_step_of_others() -> None:
 def test_operations_of_a_script_keep_their_order() -> None:
     members = [NextOperation("save", 1), NextOperation("gather", 0), STEP]
     assert choose_turn(members) == Turn("gather", (1,))
-    assert choose_turn([members[0], NextOperation("save", 1), STEP]) == Turn("save", (0, 1))
+    assert choose_turn([members[0], NextOperation("save", 1), STEP]) == Turn("save", (0, 1), 1)

@@ -17,10 +17,12 @@ import transformers
 from torch.utils.data import DataLoader, Dataset
 
 from barnraise.core import metrics
+from barnraise.training.pipeline import split_loop
 from barnraise.training.session import Session
 from barnraise.training.state.checkpoint_manager import CheckpointManager
 from tests.unit.forked import fork_all
 from tests.unit.training.mapping.map_workers import FileGroupManager
+from tests.unit.training.pipeline.split_workers import place_by_memory
 
 HIDDEN, LENGTH, WORDS, BATCH, EPOCHS = 64, 16, 32, 16, 10
 TRAININGS = {  # the form of activations, the seed of the adapter, and the type of the model
@@ -90,6 +92,9 @@ def sent_bytes() -> float:
 
 def member(machine: str, room: Path) -> None:
     torch.set_num_threads(1)
+    split_loop.place_pipelines = partial(
+        place_by_memory, 0.0
+    )  # both have a stage, however fast the links are
     for name in TRAININGS:
         train(room, machine, name)
 

@@ -48,5 +48,5 @@ def test_three_machines_measure_blocks_and_links_and_train_nothing(tmp_path: Pat
             assert profile.rates[a][b] > 1e5, "each pair has measured its link"
     report = report_of(profile)
     assert report.split is not None
-    assert len(report.split.machines) == 3
+    assert len(report.split.machines) + len(report.split.why_spare) == 3
     assert max(map(len, describe_split(report, 80).splitlines())) <= 80

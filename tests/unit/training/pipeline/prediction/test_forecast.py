@@ -7,8 +7,9 @@ import logging
 import pytest
 
 from barnraise.history.entries import PHASES
-from barnraise.planning.plan.stage_placement import ModelParts, PartSize
-from barnraise.planning.plan.stage_time import BlockSpeed, LinkRates
+from barnraise.planning.split.replica_placement import SplitPlacement
+from barnraise.planning.split.stage_placement import ModelParts, PartSize, StagePlacement
+from barnraise.planning.split.stage_time import BlockSpeed, LinkRates
 from barnraise.training.group.single import SingleWorkerManager
 from barnraise.training.pipeline.prediction.forecast import SplitForecast
 from barnraise.training.pipeline.prediction.group_speeds import GroupSpeeds, MemberSpeed
@@ -24,6 +25,10 @@ class TwoMachines(SingleWorkerManager):
         return ("mac", "nas")[rank]
 
 
+def predict(made: SplitForecast) -> None:
+    made.predict(made.problem([0, 0], 8), SplitPlacement((StagePlacement((0, 1), ((0, 3), (3, 6))),)), 5)
+
+
 def forecast(*members: MemberSpeed, links: LinkRates = LINKS) -> SplitForecast:
     made = SplitForecast(TwoMachines(), PARTS, "1F1B", 1_000_000)
     made.group = GroupSpeeds(members, links)
@@ -33,7 +38,7 @@ def forecast(*members: MemberSpeed, links: LinkRates = LINKS) -> SplitForecast:
 def test_placement_is_predicted_with_reasons_and_reported(caplog: pytest.LogCaptureFixture) -> None:
     made = forecast(MemberSpeed(0.1, 0.2), MemberSpeed(0.2, 0.4))
     with caplog.at_level(logging.WARNING, "barnraise.training"):
-        made.predict([(0, 3), (3, 6)], 8, 5)
+        predict(made)
     plan = made.plan
     assert plan is not None
     assert plan.step.limit == "nas"
@@ -48,25 +53,19 @@ def test_placement_is_predicted_with_reasons_and_reported(caplog: pytest.LogCapt
 
 def test_machine_without_figures_counts_as_the_mean_of_the_others() -> None:
     made = forecast(MemberSpeed(0.1, 0.2), MemberSpeed())
-    made.predict([(0, 3), (3, 6)], 8, 0)
+    predict(made)
     assert made.plan is not None
     assert made.plan.step.busy_s == pytest.approx((7.2, 7.2))
 
 
 def test_without_any_figures_nothing_is_predicted(caplog: pytest.LogCaptureFixture) -> None:
     made = forecast(MemberSpeed(0.1, 0.2), MemberSpeed())
-    made.predict([(0, 3), (3, 6)], 8, 0)
+    predict(made)
     made.group = GroupSpeeds((MemberSpeed(), MemberSpeed()), LINKS)
     caplog.clear()
-    made.predict([(0, 3), (3, 6)], 8, 0)
+    predict(made)
     assert made.plan is None
     assert caplog.messages == []
-
-
-def test_link_of_a_rank_is_the_slower_direction_to_the_next_one() -> None:
-    made = forecast(MemberSpeed(), MemberSpeed())
-    assert made.link_s(0) == pytest.approx(0.1 + 0.001)
-    assert made.link_s(1) == 0.0
 
 
 def test_measured_steps_replace_the_probe_without_the_parts_at_the_ends() -> None:
@@ -74,10 +73,17 @@ def test_measured_steps_replace_the_probe_without_the_parts_at_the_ends() -> Non
     made.block = BlockSpeed(0.1, 0.2, 0.05, 0.6, 0.01)
     made.note_step(8 * (3 * 0.6 + 0.6 + 0.01), 8, (3, 6))
     assert made.block == pytest.approx((0.2, 0.4, 0.05, 0.6, 0.01))
-    made.note_step(8 * (3 * 0.3 + 0.05 + 0.01), 8, (0, 3))
-    assert made.block.block_s == pytest.approx(0.3)
+    made = forecast(MemberSpeed(), MemberSpeed())
+    made.block = BlockSpeed(0.1, 0.2, 0.05, 0.6, 0.01)
     made.note_step(8 * 0.1, 8, (3, 6))  # much less than what the probe said of the head
     assert made.block.block_s == pytest.approx(0.025 / 3)
+
+
+def test_speed_of_a_machine_is_the_median_of_its_newest_steps() -> None:
+    made = forecast(MemberSpeed(), MemberSpeed())
+    for seconds in (9.0, 0.3, 0.2, 0.3, 5.0, 0.3):
+        made.note_step(8 * 3 * seconds, 8, (0, 3))
+    assert made.block == pytest.approx((0.1, 0.2, 0.0, 0.0, 0.0))
 
 
 def test_unmeasured_block_takes_a_third_of_its_time_forward() -> None:

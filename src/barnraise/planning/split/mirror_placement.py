@@ -15,13 +15,16 @@ class MirrorMember(NamedTuple):
     """A member of a group. ``machine``: several members may share one.
 
     ``trained_bytes``: what a mirror of it takes; 0 if it trains nothing. ``free_bytes``: the memory beside
-    its own stage; None if unknown.
+    its own stage; None if unknown. ``units``: parts of the model that it trains; replicas have the same ones.
+    ``neighbours``: ranks of the stages before and after its own.
     """
 
     name: str
     machine: str
     trained_bytes: int
     free_bytes: int | None = None
+    units: frozenset[int] = frozenset()
+    neighbours: frozenset[int] = frozenset()
 
 
 class MirrorPlacement(NamedTuple):
@@ -40,10 +43,12 @@ class MirrorPlacement(NamedTuple):
 
 
 def place_mirrors(members: Sequence[MirrorMember]) -> MirrorPlacement:
-    """Return a mirror for each member that trains something.
+    """Return a mirror for each member that trains something which no other machine has.
 
-    Other machines come first, then those that mirror least so far, then the next ranks. A worker of the same
-    machine mirrors only if no other machine can: that helps if a single process dies.
+    Other machines come first, then neighbours in the pipeline, which take over the blocks if the member is
+    lost. Then come those that mirror least so far, then the next ranks. A worker of the same machine mirrors
+    only if no other machine can: that helps if a single process dies. Of replicas on one machine, the first
+    one has a mirror for all.
     """
     world = len(members)
     mirrors: list[int | None] = [None] * world
@@ -51,17 +56,23 @@ def place_mirrors(members: Sequence[MirrorMember]) -> MirrorPlacement:
     why = []
     for rank in sorted(range(world), key=lambda rank: (-members[rank].trained_bytes, rank)):
         member = members[rank]
-        if not member.trained_bytes:
+        if not member.trained_bytes or _is_elsewhere(members, rank):
+            continue
+        copies = _copies_here(members, rank)
+        if copies and copies[0] < rank:
             continue
         able = [
             other
             for other in range(world)
-            if other != rank and _has_memory(members[other], taken[other] + member.trained_bytes)
+            if other != rank
+            and not (copies and members[other].machine == member.machine)
+            and _has_memory(members[other], taken[other] + member.trained_bytes)
         ]
         chosen = min(
             able,
             key=lambda other: (
                 members[other].machine == member.machine,
+                other not in member.neighbours,
                 taken[other],
                 (other - rank) % world,
             ),
@@ -77,6 +88,22 @@ def place_mirrors(members: Sequence[MirrorMember]) -> MirrorPlacement:
         for member, used in zip(members, taken, strict=True)
     )
     return MirrorPlacement(tuple(mirrors), tuple(free), tuple(why))
+
+
+def _is_elsewhere(members: Sequence[MirrorMember], rank: int) -> bool:
+    """Tell whether other machines train all that a member trains."""
+    others = (each.units for each in members if each.machine != members[rank].machine)
+    return bool(members[rank].units) and members[rank].units <= frozenset().union(*others)
+
+
+def _copies_here(members: Sequence[MirrorMember], rank: int) -> list[int]:
+    """Return the other ranks on a member's machine that train all that it trains."""
+    own = members[rank]
+    return [
+        other
+        for other, each in enumerate(members)
+        if other != rank and each.machine == own.machine and own.units and own.units <= each.units
+    ]
 
 
 def _has_memory(member: MirrorMember, needed: int) -> bool:

@@ -1,7 +1,8 @@
-"""Frozen layers in int8: their products, what is kept for the backward pass, and how they are loaded."""
+"""Frozen layers in int8 and NF4: their products, what the backward pass needs, and how they are loaded."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from barnraise.core.errors import RunError
-from barnraise.training.pipeline.base.int8_layers import Int8Linear, narrow_linear_layers
+from barnraise.training.pipeline.base.narrow_layers import Int8Linear, Nf4Linear, narrow_linear_layers
 from barnraise.training.pipeline.empty_weights import empty_weights
 from barnraise.training.pipeline.outline import find_blocks, trace_outline
 from barnraise.training.pipeline.row_scales import narrow_rows
@@ -25,7 +26,7 @@ INPUTS = collate([{"ids": torch.tensor([3, 1, 4, 1, 5])}, {"ids": torch.tensor([
 def narrow_model() -> BlockModel:
     with empty_weights():
         model = BlockModel()
-    narrow_linear_layers(model, model.layers)
+    narrow_linear_layers(model, model.layers, "int8")
     return model
 
 
@@ -39,7 +40,7 @@ def layer_of(dtype: torch.dtype) -> tuple[Int8Linear, torch.Tensor]:
     """Return a layer with a random weight, and the weight that it stands for."""
     weight = torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
     layer: Any = nn.Linear(8, 5).requires_grad_(False)
-    narrow_linear_layers(layer, nn.ModuleList([layer]))
+    narrow_linear_layers(layer, nn.ModuleList([layer]), "int8")
     numbers, scales = narrow_rows(weight)
     layer.weight = nn.Parameter(numbers, requires_grad=False)
     layer.weight_scale = nn.Parameter(scales, requires_grad=False)
@@ -139,15 +140,67 @@ def test_bases_that_cannot_be_narrow_are_refused() -> None:
     adapted = _Adapted(2, 2)
     adapted.use_dora = {"default": True}
     with pytest.raises(RunError, match="DoRA reads the weights"):
-        narrow_linear_layers(model, nn.ModuleList([adapted]))
+        narrow_linear_layers(model, nn.ModuleList([adapted]), "int8")
     for parameter in model.parameters():
         parameter.requires_grad_()
     with pytest.raises(RunError, match="no frozen linear layer"):
-        narrow_linear_layers(model, model.layers)
+        narrow_linear_layers(model, model.layers, "int8")
 
 
 def test_tied_weight_stays_wide() -> None:
     model = BlockModel()
     model.layers[0].base.weight = model.layers[1].base.weight
-    narrow_linear_layers(model, model.layers)
+    narrow_linear_layers(model, model.layers, "int8")
     assert [isinstance(block.base, Int8Linear) for block in model.layers] == [False, False, True, True, True]
+
+
+def nf4_layer(dtype: torch.dtype) -> tuple[Nf4Linear, torch.Tensor]:
+    """Return a layer with a random weight, and that weight."""
+    weight = torch.randn(10, 128, generator=torch.Generator().manual_seed(0))
+    layer: Any = nn.Linear(128, 10).requires_grad_(False)
+    narrow_linear_layers(layer, nn.ModuleList([layer]), "nf4")
+    numbers, scales = Nf4Linear.narrow(weight)
+    assert (numbers.shape, numbers.dtype) == (layer.weight.shape, layer.weight.dtype)
+    assert (scales.shape, scales.dtype) == (layer.weight_scale.shape, layer.weight_scale.dtype)
+    layer.weight = nn.Parameter(numbers, requires_grad=False)
+    layer.weight_scale = nn.Parameter(scales, requires_grad=False)
+    layer.bias = nn.Parameter(layer.bias.to(dtype), requires_grad=False)
+    return layer, weight
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_nf4_takes_half_a_byte_and_its_products_are_those_of_the_rounded_weight(dtype: torch.dtype) -> None:
+    pytest.importorskip("bitsandbytes")
+    layer, weight = nf4_layer(dtype)
+    assert layer.weight.nbytes == weight.numel() // 2
+    assert layer.weight_scale.nbytes == 4 * weight.numel() // 64
+    tolerance = 1e-5 if dtype == torch.float32 else 0.15
+    rounded = (layer(torch.eye(128, dtype=dtype)) - layer.bias).T  # row by row
+    error = (rounded.float() - weight).abs()
+    assert 0.01 < error.mean() < 0.1  # of values around one
+    values = torch.randn(3, 2, 128).to(dtype).requires_grad_()
+    result = layer(values)
+    assert result.dtype == dtype
+    expected = nn.functional.linear(values, rounded, layer.bias)
+    assert torch.allclose(result, expected, atol=tolerance)
+    gradient = torch.randn_like(result)
+    result.backward(gradient)
+    assert values.grad is not None
+    assert torch.allclose(values.grad, gradient @ rounded, atol=tolerance)
+
+
+def test_layer_whose_rows_are_no_multiple_of_a_group_stays_wide() -> None:
+    pytest.importorskip("bitsandbytes")
+    model = nn.ModuleList([nn.Linear(128, 3), nn.Linear(100, 3)]).requires_grad_(False)
+    narrow_linear_layers(model, model, "nf4")
+    assert [type(layer) for layer in model] == [Nf4Linear, nn.Linear]
+    with pytest.raises(RunError, match="no frozen linear layer with 64 inputs"):
+        narrow_linear_layers(model, nn.ModuleList([model[1]]), "nf4")
+
+
+def test_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    model = BlockModel()
+    with pytest.raises(RunError, match="needs bitsandbytes") as caught:
+        narrow_linear_layers(model, model.layers, "nf4")
+    assert "pip install" in (caught.value.hint or "")

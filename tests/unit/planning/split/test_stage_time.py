@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from barnraise.planning.plan.stage_placement import ModelParts, PartSize
-from barnraise.planning.plan.stage_time import (
+from barnraise.planning.split.stage_placement import ModelParts, PartSize
+from barnraise.planning.split.stage_time import (
     BlockSpeed,
     LinkRates,
     StageOrder,
@@ -181,4 +181,7 @@ def test_commit_takes_the_slowest_exchange_of_gradients() -> None:
     links = LinkRates(((0.0, 100.0), (50.0, 0.0)), ((0.0, 0.1), (0.1, 0.0)))
     # 100 bytes at 100 a second, or 350 bytes at 50 a second; a vote; a round trip to prepare.
     assert commit_seconds(parts, [(0, 1), (1, 4)], (0, 1), links) == pytest.approx(7.1 + 0.2 + 0.2)
-    assert commit_seconds(parts, [(0, 4)], (0,), links) == 0.0
+    alone = LinkRates(((0.0,),), ((0.0,),))
+    assert commit_seconds(parts, [(0, 4)], (0,), alone) == 0.0
+    assert commit_seconds(parts, [(0, 4)], (0,), links) > 0.0, "another machine mirrors"
+    assert commit_seconds(parts, [(0, 1), (1, 4)], (0, 1), links, has_mirrors=False) == pytest.approx(0.4)

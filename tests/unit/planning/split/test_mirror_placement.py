@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from barnraise.planning.plan.mirror_placement import MirrorMember, place_mirrors
+from barnraise.planning.split.mirror_placement import MirrorMember, place_mirrors
 
 GIB = 1 << 30
 
@@ -16,6 +16,17 @@ def group(machines: str, trained: int = 1, free: int | None = None) -> list[Mirr
 def test_equal_machines_form_a_ring() -> None:
     assert place_mirrors(group("abc")) == ((1, 2, 0), (None, None, None), ())
     assert place_mirrors(group("a")) == ((None,), (None,), ())
+
+
+def test_last_stage_is_mirrored_by_its_neighbour() -> None:
+    """The machine before the last one takes over its blocks, and has their state."""
+    next_to = {0: {1}, 1: {0, 2}, 2: {1}}
+    members = [
+        each._replace(neighbours=frozenset(next_to[rank])) for rank, each in enumerate(group("abc", free=3))
+    ]
+    assert place_mirrors(members).mirrors == (1, 2, 1)
+    full = [members[0], members[1]._replace(free_bytes=1), members[2]]
+    assert place_mirrors(full).mirrors == (1, 2, 0), "memory counts more"
 
 
 def test_any_machine_may_be_lost_if_there_are_two() -> None:
@@ -68,3 +79,24 @@ def test_missing_second_machine_is_named() -> None:
 def test_member_that_trains_nothing_needs_no_mirror() -> None:
     members = [MirrorMember("mac", "m", 5), MirrorMember("box", "b", 0), MirrorMember("pc", "m", 5)]
     assert place_mirrors(members).mirrors == (1, None, 1)
+
+
+def replicas(machines: str) -> list[MirrorMember]:
+    """Return members that all train the same."""
+    return [MirrorMember(name, name, 1, None, frozenset(range(4))) for name in machines]
+
+
+def test_replicas_on_other_machines_are_mirrors() -> None:
+    assert place_mirrors(replicas("abc")) == ((None, None, None), (None, None, None), ())
+    halves = {"b": {0, 1}, "c": {2, 3}}
+    pipeline = [MirrorMember(name, name, 1, None, frozenset(units)) for name, units in halves.items()]
+    assert place_mirrors([*replicas("a"), *pipeline]).mirrors == (None, None, None)
+
+
+def test_replicas_on_one_machine_have_one_mirror_on_another_one() -> None:
+    placement = place_mirrors([*replicas("aa"), MirrorMember("b", "b", 0)])
+    assert placement.mirrors == (2, None, None)
+    assert placement.why == ()
+    lonely = place_mirrors(replicas("aa"))
+    assert lonely.mirrors == (None, None), "a second copy on the same machine helps nothing"
+    assert len(lonely.why) == 1

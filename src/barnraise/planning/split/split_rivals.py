@@ -13,23 +13,11 @@ from typing import Literal, NamedTuple
 from barnraise.core.errors import RunError
 from barnraise.core.units import format_duration, format_size
 from barnraise.planning.plan.plans import listed
-from barnraise.planning.plan.stage_placement import (
-    ModelParts,
-    StageMachine,
-    StagePlacement,
-    place_stages,
-    stage_bytes,
-)
-from barnraise.planning.plan.stage_time import (
-    BlockSpeed,
-    LinkRates,
-    SplitStepTime,
-    StageOrder,
-    commit_seconds,
-    fill_unknown,
-    predict_split_step,
-    stage_times,
-)
+from barnraise.planning.split.placement import place_stages, predict_placement
+from barnraise.planning.split.replica_placement import place_pipelines, predict_pipelines
+from barnraise.planning.split.split_problem import SplitProblem
+from barnraise.planning.split.stage_placement import ModelParts, StagePlacement
+from barnraise.planning.split.stage_time import LinkRates, SplitStepTime
 
 # Bytes per second, where nothing was measured: 16 lanes of PCIe 4, and an SSD.
 HOST_RATE = 20e9
@@ -44,46 +32,21 @@ _SIMPLER = 1.1  # a machine alone is preferred if it takes less than this times 
 RivalKind = Literal["fewer", "alone", "memory", "disk", "sharded"]
 
 
-class SplitMachine(NamedTuple):
-    """Machine of a split model. ``memory_bytes``: of its device; 0 if unknown.
+class SplitPrice(NamedTuple):
+    """Split over some machines, in one pipeline, or with full replicas in several.
 
-    ``host_bytes``: memory of the computer beside that. ``host_rate`` and ``disk_rate``: bytes per second from
-    there to the device; 0 if they are assumed.
+    ``shares``: micro-batches of each pipeline. ``why_spare``: sentences about machines without blocks.
     """
 
-    name: str
-    memory_bytes: int
-    speed: BlockSpeed = BlockSpeed()
-    host_bytes: int = 0
-    host_rate: float = 0.0
-    disk_rate: float = 0.0
-
-
-class SplitProblem(NamedTuple):
-    """Model, machines and links. ``batches``: micro-batches of a step.
-
-    ``sent_bytes``: what travels of a micro-batch from a stage to the next one.
-    """
-
-    parts: ModelParts
-    machines: tuple[SplitMachine, ...]
-    links: LinkRates
-    batches: int
-    sent_bytes: int
-    order: StageOrder = "1F1B"
+    pipelines: tuple[StagePlacement, ...]
+    shares: tuple[int, ...]
+    step: SplitStepTime
+    why_spare: tuple[str, ...] = ()
 
     @property
-    def speeds(self) -> list[BlockSpeed]:
-        """Return the speed of each machine; that of an unmeasured one is the mean of the others."""
-        return fill_unknown([machine.speed for machine in self.machines])
-
-
-class SplitPrice(NamedTuple):
-    """Split over some machines. ``machines``: the number of the machine of each stage."""
-
-    machines: tuple[int, ...]
-    placement: StagePlacement
-    step: SplitStepTime
+    def machines(self) -> tuple[int, ...]:
+        """Return the number of the machine of each stage."""
+        return tuple(number for pipeline in self.pipelines for number in pipeline.order)
 
 
 class Rival(NamedTuple):
@@ -96,37 +59,33 @@ class Rival(NamedTuple):
 
 
 def price_split(problem: SplitProblem, machines: Sequence[int]) -> SplitPrice:
-    """Return the placement on these machines, in this order, and its step.
+    """Return the best pipeline on these machines, or on some of them, and its step.
 
     Raise RunError if the model does not fit, or if no speed is known.
     """
-    links, parts = problem.links, problem.parts
-    speeds = problem.speeds or [BlockSpeed()] * len(problem.machines)
-    placed = []
-    for place, machine in enumerate(machines):
-        after = machines[place + 1] if place + 1 < len(machines) else machine
-        link_s = max(
-            links.transfer_s(a, b, problem.sent_bytes) + links.latencies[a][b]
-            for a, b in ((machine, after), (after, machine))
-        )
-        chosen = problem.machines[machine]
-        is_last = after == machine
-        placed.append(
-            StageMachine(
-                chosen.name, chosen.memory_bytes, speeds[machine].block_s, 0.0 if is_last else link_s
-            )
-        )
-    placement = place_stages(parts, placed, problem.batches)
+    own = problem.only(machines)
+    placement = place_stages(own)
+    _check_speeds(problem)
+    step = predict_placement(own, placement.order, placement.runs)
+    order = tuple(machines[place] for place in placement.order)
+    return SplitPrice((placement._replace(order=order),), (problem.batches,), step, placement.why_spare)
+
+
+def price_run(problem: SplitProblem) -> SplitPrice:
+    """Return what a run on all machines does, and its step. Raise RunError as `price_split` does."""
+    placement = place_pipelines(problem)
+    _check_speeds(problem)
+    shares = tuple(map(len, placement.divide(problem.batches)))
+    step = predict_pipelines(problem, placement)
+    return SplitPrice(placement.pipelines, shares, step, placement.why_spare)
+
+
+def _check_speeds(problem: SplitProblem) -> None:
     if not problem.speeds:
         raise RunError(
             "no machine has measured a block, so no step can be predicted",
             hint="Read the output of the workers: barnraise logs RUN --all",
         )
-    names = [machine.name for machine in problem.machines]
-    stages = stage_times(placement.runs, machines, names, speeds, links, problem.sent_bytes)
-    commit_s = commit_seconds(parts, placement.runs, machines, links)
-    step = predict_split_step(stages, problem.batches, problem.order, commit_s)
-    return SplitPrice(tuple(machines), placement, step)
 
 
 def price_rivals(problem: SplitProblem) -> tuple[Rival, ...]:
@@ -163,6 +122,9 @@ def recommend(split: SplitPrice | None, rivals: Sequence[Rival]) -> str:
         rest = "A split over all machines is not possible here."
         return f"{rest} {_capital(best.name)} would take {format_duration(seconds)} for a step."
     split_s = split.step.step_s
+    if len(split.machines) == 1 and best.kind == "alone":
+        takes = f"{best.name} takes {format_duration(seconds)} for a step"
+        return f"A split is not the right choice here: {takes}, so the others get no blocks."
     near_s = _SIMPLER * min(seconds, split_s)
     simple = [pair for pair in possible if pair[1].kind in ("alone", "fewer") and pair[0] <= near_s]
     simple.sort(key=lambda pair: pair[1].kind)  # one machine alone is the simplest
@@ -172,7 +134,7 @@ def recommend(split: SplitPrice | None, rivals: Sequence[Rival]) -> str:
             f"{best.name}, would take {format_duration(seconds)}, {seconds / split_s:.1f} times as long."
         )
     seconds, best = simple[0] if simple else possible[0]
-    figures = f"{format_duration(seconds)} for a step, and the split over all {format_duration(split_s)}"
+    figures = f"{format_duration(seconds)} for a step, and the split {format_duration(split_s)}"
     simpler = ". It is simpler" if simple and seconds >= split_s else ""
     if best.kind == "fewer":
         return f"Leave machines out: {best.name} takes {figures}{simpler}."
@@ -195,7 +157,8 @@ def _whole(problem: SplitProblem, number: int) -> tuple[float, float]:
 
 
 def _frozen(parts: ModelParts) -> int:
-    return sum(part.frozen_bytes for part in (parts.before, *parts.blocks, parts.after))
+    every = (parts.before, *parts.blocks, parts.after)
+    return sum(part.frozen_bytes for part in every) - parts.tied_bytes
 
 
 def _trained(parts: ModelParts) -> int:
@@ -213,8 +176,8 @@ def _kept_bytes(parts: ModelParts) -> int:
 
 
 def _alone(problem: SplitProblem, number: int) -> Rival:
-    machine, count = problem.machines[number], len(problem.parts.blocks)
-    need = stage_bytes(problem.parts, 0, count, stages=1, place=0, batches=problem.batches)
+    machine = problem.machines[number]
+    need = problem.whole_bytes
     name = f"{machine.name} alone"
     if machine.memory_bytes and need > machine.memory_bytes:
         sizes = f"it needs {format_size(need)} of memory and has {format_size(machine.memory_bytes)}"
@@ -285,17 +248,21 @@ def _ring_rate(links: LinkRates, count: int) -> float:
 
 
 def _fewer(problem: SplitProblem) -> Iterator[Rival]:
-    """Yield the best split over fewer machines, if there is one."""
-    count = len(problem.machines)
-    smallest = 2 if count <= _MOST_SEARCHED else count - 1
+    """Yield the best split over fewer of the machines that a split over all would use, if there is one."""
+    try:
+        used = sorted(price_split(problem, range(len(problem.machines))).machines)
+    except RunError:  # the model does not fit
+        return
+    smallest = 2 if len(used) <= _MOST_SEARCHED else len(used) - 1
     prices = []
-    for size in range(smallest, count):
-        for chosen in combinations(range(count), size):
+    for size in range(smallest, len(used)):
+        for chosen in combinations(used, size):
             try:
                 prices.append(price_split(problem, chosen))
             except RunError:  # the model does not fit on them
                 continue
+    prices = [price for price in prices if len(price.machines) > 1]  # of one alone, another rival tells
     if prices:
         best = min(prices, key=lambda price: price.step.step_s)
-        names = [problem.machines[number].name for number in best.machines]
+        names = [problem.machines[number].name for number in sorted(best.machines)]
         yield Rival(f"a split over {listed(names)} only", "fewer", best.step.step_s, best.step.why[0])

@@ -6,17 +6,18 @@ one message at a time in each direction. The bound is what the slowest stage or 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from barnraise.core.units import format_duration
-from barnraise.planning.plan.stage_placement import ModelParts
+from barnraise.planning.split.stage_placement import ModelParts, held_parts
 
 StageOrder = Literal["1F1B", "GPipe"]
 _Kind = Literal["forward", "backward"]
 _VOTE_TRIPS = 2  # an offer of the message, and the message
-_FORWARD_SHARE = 1 / 3  # of both passes of a block, until it is measured
+FORWARD_SHARE = 1 / 3  # of both passes of a block, until it is measured
 _LEAST_SHARE = 0.25  # of a stage's time that its blocks take
 _AHEAD = 2  # forward passes of 1F1B for each later stage
 _POSTED = 2  # passes before the one that needs a message, when its receive is posted
@@ -50,7 +51,7 @@ class BlockSpeed(NamedTuple):
 
     def corrected(self, busy_s: float, first: int, end: int, blocks: int) -> BlockSpeed:
         """Return the speed after a stage was measured; ``busy_s``: both passes of a micro-batch there."""
-        share = self.forward_s / self.block_s if self.block_s else _FORWARD_SHARE
+        share = self.forward_s / self.block_s if self.block_s else FORWARD_SHARE
         besides_s = self.around_s
         besides_s += (self.before_s if first == 0 else 0.0) + (self.after_s if end == blocks else 0.0)
         block_s = max(busy_s - besides_s, _LEAST_SHARE * busy_s) / (end - first)
@@ -58,12 +59,12 @@ class BlockSpeed(NamedTuple):
 
 
 def fill_unknown(speeds: Sequence[BlockSpeed]) -> list[BlockSpeed]:
-    """Return the speeds with the mean of the known ones for the others; none if no speed is known."""
+    """Return the speeds with the slowest known one for the others; none if no speed is known."""
     known = [speed for speed in speeds if speed.block_s]
     if not known:
         return []
-    mean = BlockSpeed(*(sum(column) / len(known) for column in zip(*known, strict=True)))
-    return [speed if speed.block_s else mean for speed in speeds]
+    slowest = max(known, key=lambda speed: speed.block_s)
+    return [speed if speed.block_s else slowest for speed in speeds]
 
 
 class LinkRates(NamedTuple):
@@ -144,28 +145,35 @@ def stage_times(
 
 
 def commit_seconds(
-    parts: ModelParts, runs: Sequence[tuple[int, int]], machines: Sequence[int], links: LinkRates
+    parts: ModelParts,
+    runs: Sequence[tuple[int, int]],
+    machines: Sequence[int],
+    links: LinkRates,
+    *,
+    has_mirrors: bool = True,
 ) -> float:
     """Return the seconds from the last backward pass of a step to its commit, and of its preparation.
 
-    Each machine sends the gradients of its stage to its mirror, which is taken to be the next one. Then all
-    vote. A stage is prepared in one round trip through the pipeline.
+    Each machine sends the gradients of its stage to its mirror: the next stage, or of the last stage the one
+    before it. A single stage is mirrored by the next machine, if there is one. Then all machines vote. A
+    stage is prepared in one round trip through the pipeline.
     """
-    if len(runs) < 2:
+    everyone = range(len(links.rates))
+    if len(everyone) < 2:
         return 0.0
     exchange_s = 0.0
+    received = dict.fromkeys(everyone, 0.0)
     for place, (first, end) in enumerate(runs):
-        held = [
-            *([parts.before] if first == 0 else []),
-            *parts.blocks[first:end],
-            *([parts.after] if end == len(parts.blocks) else []),
-        ]
-        sender, receiver = machines[place], machines[(place + 1) % len(runs)]
-        count = sum(part.trained_bytes for part in held)
-        latency_s = links.latencies[sender][receiver]
-        exchange_s = max(exchange_s, links.transfer_s(sender, receiver, count) + latency_s)
-    vote_s = _VOTE_TRIPS * max(links.latencies[a][b] for a in machines for b in machines if a != b)
-    return exchange_s + vote_s + 2 * sum(links.latencies[a][b] for a, b in pairwise(machines))
+        sender = machines[place]
+        neighbour = place + 1 if place + 1 < len(runs) else place - 1
+        receiver = machines[neighbour] if len(runs) > 1 else (sender + 1) % len(everyone)
+        count = sum(part.trained_bytes for part in held_parts(parts, first, end))
+        if not has_mirrors or not count:
+            continue
+        received[receiver] += links.transfer_s(sender, receiver, count)  # through one port
+        exchange_s = max(exchange_s, received[receiver] + links.latencies[sender][receiver])
+    vote_s = _VOTE_TRIPS * max(links.latencies[a][b] for a in everyone for b in everyone if a != b)
+    return exchange_s + vote_s + 2 * math.fsum(links.latencies[a][b] for a, b in pairwise(machines))
 
 
 def predict_split_step(
@@ -198,6 +206,7 @@ def predict_split_step(
         share = waiting_s / (pipeline_s + commit_s) if pipeline_s else 0.0
         waits = f"{limit} waits {format_duration(waiting_s)} ({share:.0%})"
         reasons.append(f"{waits} while the pipeline fills, empties and sends")
+    if commit_s:
         reasons.append(f"the exchange of gradients and the vote take {format_duration(commit_s)}")
     return SplitStepTime(pipeline_s + commit_s, bound_s, waiting_s, commit_s, busy, limit, tuple(reasons))
 

@@ -7,17 +7,16 @@ import itertools
 import pytest
 
 from barnraise.core.errors import RunError
-from barnraise.planning.plan.split_rivals import (
+from barnraise.planning.split.split_problem import SplitMachine, SplitProblem
+from barnraise.planning.split.split_rivals import (
     Rival,
     RivalKind,
-    SplitMachine,
-    SplitProblem,
     price_rivals,
     price_split,
     recommend,
 )
-from barnraise.planning.plan.stage_placement import ModelParts, PartSize
-from barnraise.planning.plan.stage_time import BlockSpeed, LinkRates
+from barnraise.planning.split.stage_placement import ModelParts, PartSize
+from barnraise.planning.split.stage_time import BlockSpeed, LinkRates
 
 GIB = 1 << 30
 GBIT = 1e9 / 8
@@ -65,7 +64,7 @@ def test_equally_fast_machine_alone_is_preferred_because_it_is_simpler() -> None
     alone = Rival("pc alone", "alone", 10.0, "")
     split = price_split(problem(machine("pc", 12, 0.1), machine("nas", 12, 0.1)), (0, 1))
     near = split._replace(step=split.step._replace(step_s=9.5))
-    assert recommend(near, [alone]).endswith("and the split over all 9.5 s. It is simpler.")
+    assert recommend(near, [alone]).endswith("and the split 9.5 s. It is simpler.")
     fewer = Rival("a split over pc and nas only", "fewer", 9.6, "")
     assert recommend(near, [fewer, alone]).startswith("A split is not the right choice here: pc alone")
     assert recommend(near, [fewer]).startswith("Leave machines out: a split over pc and nas only takes 9.6 s")
@@ -148,14 +147,12 @@ def test_ring_of_sharded_parameters_avoids_a_slow_link() -> None:
     assert avoided.step_s == whole.step_s
 
 
-def test_slow_machine_that_is_not_needed_is_left_out() -> None:
+def test_slow_machine_that_is_not_needed_gets_no_blocks() -> None:
     three = problem(machine("a", 12, 0.05), machine("b", 12, 0.05), machine("old", 12, 5.0))
-    rivals = price_rivals(three)
-    fewer = by_kind(rivals)["fewer"]
-    assert fewer.name == "a split over a and b only"
-    assert recommend(price_split(three, (0, 1, 2)), rivals).startswith(
-        "Leave machines out: a split over a and b only takes "
-    )
+    split = price_split(three, (0, 1, 2))
+    assert sorted(split.machines) == [0, 1]
+    assert split.why_spare[0].startswith("old computes no blocks, because a step is shorter without")
+    assert "fewer" not in by_kind(price_rivals(three))
 
 
 def test_fewer_machines_are_the_best_of_all_groups() -> None:
