@@ -138,11 +138,17 @@ def _values(entries: tuple[Entry, ...], name: str) -> dict[int, float]:
 
 
 def _noted_means(marks: Path) -> dict[int, dict[str, float]]:
-    """Return the means of each step as the scripts know them; the newest commit of a step counts."""
+    """Return the means of each step as the scripts know them; the newest commit of a step counts.
+
+    The last means of a worker do not count: a kill may have come before they left it.
+    """
     means: dict[int, dict[str, float]] = {}
-    for _, step, before in sorted(
-        (commit for commits in _commits(marks).values() for commit in commits), key=lambda commit: commit[0]
-    ):
+    known = [
+        (at, step, before if number + 1 < len(commits) else None)
+        for commits in _commits(marks).values()
+        for number, (at, step, before) in enumerate(commits)
+    ]
+    for _, step, before in sorted(known, key=lambda commit: commit[0]):
         means.pop(step, None)
         if before is not None:
             means[step - 1] = before

@@ -35,7 +35,7 @@ def facts_of(view: RunView) -> dict[str, str]:
         facts["samples/s"] = f"{view.samples_per_s:.4g}"
     if view.step_s:
         facts["step"] = f"{view.step_s * 1000:.4g} ms"
-    facts["time"] = duration(view.elapsed_s)
+    facts["time"] = duration(view.elapsed_s) if view.elapsed_s else ""
     if view.energy_j is not None:
         facts["energy"] = energy_text(view.energy_j)
     if view.rolled_back:

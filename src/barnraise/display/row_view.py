@@ -1,8 +1,10 @@
-"""Read model of a run without a record on this machine: what the cluster knows of the run now. Pure."""
+"""Read model of a run whose record is not here or has no end: what the cluster knows of it now. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+
+from msgspec.structs import replace
 
 from barnraise.agent_client.cluster_requests import NodeRow, StatusResponse
 from barnraise.agent_client.run_requests import RunRow, WatchResponse
@@ -17,6 +19,10 @@ from barnraise.history.view import (
     RunView,
     StartView,
 )
+
+NO_END = "its record has no end"
+_SILENT_S = 60.0
+_SILENT_STEPS = 10  # of the usual time of a step
 
 
 def view_of_row(response: WatchResponse, status: StatusResponse | None, now: float) -> RunView:
@@ -40,13 +46,44 @@ def view_of_row(response: WatchResponse, status: StatusResponse | None, now: flo
         step=progress.step if progress is not None else 0,
         total_steps=progress.total if progress is not None else None,
         eta_s=left / steps_per_s if left is not None and steps_per_s else None,
-        elapsed_s=max(0.0, now - row.at),
+        elapsed_s=max(0.0, now - row.at) if state == "running" else 0.0,  # nothing tells when it ended
         steps_per_s=steps_per_s,
         samples_per_s=(progress.samples_per_s or None) if progress is not None else None,
         machines=machines,
         links=_links(status, nodes, {machine.name for machine in machines}),
         metric=progress.metric if progress is not None else "",
         curves=_newest_value(row),
+    )
+
+
+def is_silent(view: RunView, now: float) -> bool:
+    """Tell whether the record of a run without an end has got nothing for a while: the run may have ended."""
+    if view.state != "running" or view.newest_at is None:
+        return False
+    return now - view.newest_at > max(_SILENT_S, _SILENT_STEPS * (view.step_s or 0.0))
+
+
+def with_end(view: RunView, row: RunRow | None, now: float) -> RunView:
+    """Return the view of a record with the end that the record lacks, as of its newest entry.
+
+    ``row``: what the agent knows of the run; None: nothing. Then a run whose record is silent has ended.
+    """
+    if view.state != "running" or not (is_silent(view, now) if row is None else row.phase == "ended"):
+        return view
+    words = NO_END if row is None else row.sentence
+    newest, started = view.newest_at, view.started_at
+    return replace(
+        view,
+        state="stopped" if row is None else run_state(row),
+        headline=words,
+        outcome=words,
+        ended_at=newest,
+        eta_s=None,
+        elapsed_s=max(0.0, newest - started) if newest is not None and started is not None else 0.0,
+        machines=tuple(
+            replace(machine, state="ended", ranks=()) if machine.state in ("trains", "joining") else machine
+            for machine in view.machines
+        ),
     )
 
 

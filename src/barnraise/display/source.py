@@ -17,10 +17,12 @@ from barnraise.agent_client.history.requests import (
     HistoryRequest,
     KeptLog,
 )
+from barnraise.agent_client.run_requests import RunRow, WatchRequest, WatchResponse
 from barnraise.core.config import load_settings, state_directory
 from barnraise.core.errors import ListenerError, ProtocolError, RunError
 from barnraise.core.names import NamedItem, match_name
 from barnraise.core.sanitize import printable
+from barnraise.display.row_view import is_silent, with_end
 from barnraise.history.log_file import RecordPart, history_directory, logs_of, read_part
 from barnraise.history.logs.record_reader import ReaderRequest, RecordReader, Store, read_all
 from barnraise.history.view import RunView
@@ -29,7 +31,7 @@ from barnraise.history.view_builder import RunHistory
 _ANSWER_S = 20.0
 _log = logging.getLogger(__name__)
 
-T = TypeVar("T", HistoryListResponse, HistoryPartResponse)
+T = TypeVar("T", HistoryListResponse, HistoryPartResponse, WatchResponse)
 
 
 class HistorySource:
@@ -69,7 +71,17 @@ class HistorySource:
         """Return what is shown of a run; a later look reads only what is new."""
         reader = self._readers.setdefault(run, RecordReader(run, RunHistory(run)))
         self.read(reader)
-        return reader.history.view_until_end(time.time())
+        return self.with_end(reader.history.view_until_end(time.time()))
+
+    def with_end(self, view: RunView) -> RunView:
+        """Return the view of a record with the end that it lacks; of a silent one, the agent is asked.
+
+        Without an agent, only a script that had none is known to have ended: others may train elsewhere.
+        """
+        now = time.time()
+        if not is_silent(view, now) or (self._client is None and any(logs_of(self._state, view.run))):
+            return view
+        return with_end(view, self._row(view.run), now)
 
     def read(self, reader: RecordReader[Store]) -> None:
         """Read what is new of a run; raise RunError if there is no record of it."""
@@ -78,6 +90,16 @@ class HistorySource:
             _log.warning("a log of run %s is left out: %s", reader.run, printable(reader.problem.message))
         if reader.history.is_empty:
             raise reader.problem or RunError(f"there is no record of run {reader.run}")
+
+    def _row(self, run: str) -> RunRow | None:
+        """Return what the agent knows of a run; None if it knows nothing, or if there is no agent."""
+        if self._client is None:
+            return None
+        try:
+            row = self._ask(WatchRequest(run=run, wait_s=0.0), WatchResponse).row
+        except RunError:
+            return None
+        return row if row.run == run else None
 
     def _list(self) -> list[KeptLog]:
         logs: list[KeptLog] = []
@@ -101,11 +123,11 @@ class HistorySource:
         response = self._ask(HistoryPartRequest(run, node, identity, offset), HistoryPartResponse)
         return RecordPart(response.identity, response.offset, response.data, response.size)
 
-    def _ask(self, request: HistoryRequest, expected: type[T]) -> T:
+    def _ask(self, request: HistoryRequest | WatchRequest, expected: type[T]) -> T:
         assert self._client is not None
         response = decode_response(self._client.ask(encode(request), _ANSWER_S))
         if not isinstance(response, expected):
-            raise ProtocolError(f"the agent answered {type(response).__name__} about a record")
+            raise ProtocolError(f"the agent answered {type(response).__name__} about a run")
         return response
 
 

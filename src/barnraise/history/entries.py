@@ -230,10 +230,10 @@ class CheckpointSaved(msgspec.Struct, frozen=True, array_like=True, tag="checkpo
 
 
 class MachineSample(msgspec.Struct, frozen=True, array_like=True, tag="sample"):
-    """State of a machine at one moment; None: unknown. ``energy_j``: used since the run started there.
+    """State of a machine at one moment; None: unknown.
 
-    ``samples_per_s``: while it computes, without waiting. ``share``: its part of the samples since its sample
-    before, from 0 to 1.
+    ``energy_j``: used for the run since it or the agent of the machine started. ``samples_per_s``: while it
+    computes, without waiting. ``share``: its part of the samples since its sample before, from 0 to 1.
     """
 
     at: Seconds

@@ -105,7 +105,8 @@ def has_end(path: Path) -> bool:
 def read_part(path: Path, identity: bytes, offset: int, max_bytes: int = MAX_PART) -> RecordPart:
     """Return whole frames of a log from an offset on; an unfinished last frame is left out.
 
-    The part starts at the beginning if the log is not the one with this identity, or has fewer bytes.
+    The part starts at the beginning if the log is not the one with this identity, or has fewer bytes. It
+    does so, too, if no frame begins at the offset: a power cut took frames that the reader has.
     """
     own_identity = read_identity(path)
     with open(path, "rb") as file:
@@ -113,6 +114,12 @@ def read_part(path: Path, identity: bytes, offset: int, max_bytes: int = MAX_PAR
         start = offset if identity == own_identity and offset <= size else 0
         file.seek(start)
         data = file.read(min(max_bytes, MAX_PART))
+        if start and data and not whole_frames(data):
+            file.seek(0)
+            if whole_frames(file.read(start)) < start:
+                start = 0
+                file.seek(start)
+                data = file.read(min(max_bytes, MAX_PART))
     return RecordPart(own_identity, start, data[: whole_frames(data)], size)
 
 

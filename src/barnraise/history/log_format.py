@@ -128,7 +128,7 @@ def _body_at(view: memoryview, position: int) -> memoryview | None:
     if len(view) < start:
         return None
     size, checksum = _PREFIX.unpack(view[position:start])
-    if size > MAX_BODY or len(view) < start + size:
+    if not size or size > MAX_BODY or len(view) < start + size:  # a power cut may leave zeros
         return None
     body = view[start : start + size]
     return body if zlib.crc32(body) == checksum else None

@@ -39,6 +39,8 @@ from barnraise.history.logs.spans import Interval, intervals, without_excess
 _Group = tuple[bool, int]  # agreed, and the generation
 _NO_BOUND = 10**12
 _MOST_PARTS = 1 << 18  # of rows that lack steps; those of sixteen logs
+# Training may go back and reach the same plan or checkpoint again.
+_LATEST = RunEnd, MachineFacts, PlanAdopted, CheckpointSaved
 _DEPARTURES = frozenset(["left", "paused", "evicted", "died", "refused"])
 
 
@@ -160,10 +162,10 @@ def _identity(entry: Entry) -> Hashable:
 
 
 def distinct(entries: Iterable[Entry]) -> list[Entry]:
-    """Return one entry for each event: the earliest, and of ends and facts about machines the latest."""
+    """Return one entry for each event: the earliest one, or the latest one of the kinds in `_LATEST`."""
     kept: dict[Hashable, Entry] = {}
     for entry in sorted(entries, key=entry_time):
-        if isinstance(entry, RunEnd | MachineFacts):
+        if isinstance(entry, _LATEST):
             kept[_identity(entry)] = entry
         else:
             kept.setdefault(_identity(entry), entry)
@@ -218,10 +220,14 @@ def _agreed(starts: Mapping[_Group, int]) -> list[tuple[int, int]]:
     return sorted((generation, start) for (is_agreed, generation), start in starts.items() if is_agreed)
 
 
-def _by_rank(batch: StepBatch | ValueBatch) -> tuple[bool, bool, int, int, int]:
-    """Return the order in which batches are taken: agreed, newest and finest ones first."""
+def _by_rank(batch: StepBatch | ValueBatch) -> tuple[bool, bool, int, int, int, int]:
+    """Return the order in which batches are taken: agreed, newest and finest ones first.
+
+    Of equal ones, that with the shortest first row: the row of a joining worker has its time of waiting, too.
+    """
     is_mixed = batch.oldest is not None
-    return batch.is_provisional, is_mixed, -batch.generation, batch.stride, batch.first
+    wait = batch.ticks[0] if isinstance(batch, StepBatch) and batch.ticks else 0
+    return batch.is_provisional, is_mixed, -batch.generation, batch.stride, batch.first, wait
 
 
 def _new_parts(batch: StepBatch | ValueBatch, covered: Coverage, bounds: _Bounds) -> list[Interval]:

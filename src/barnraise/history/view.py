@@ -190,6 +190,7 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     items. ``step_s``, the rates, ``eta_s`` and the phases are means of the newest ``recent_steps``.
     ``metric``: name of the curve that counts; empty if nothing was logged. ``rolled_back``: steps that were
     computed and do not count any more. ``missing``: committed steps without an entry in any known log.
+    ``elapsed_s``: 0 if unknown. ``newest_at``: time of the newest entry; None without a record.
     """
 
     run: str
@@ -201,6 +202,7 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: int | None = None
     outcome: str = ""
     at: float = 0.0
+    newest_at: float | None = None
     counts: Literal["step", "item"] = "step"
     step: int = 0
     first_step: int = 0

@@ -147,6 +147,7 @@ class RunHistory:
             exit_code=end.code if end is not None else None,
             outcome=end.sentence if end is not None else "",
             at=now,
+            newest_at=self._newest_at() or None,
             counts=goal.counts,
             step=table.end,
             first_step=table.first,

@@ -20,7 +20,7 @@ from barnraise.history.log_file import (
     read_head,
     read_part,
 )
-from barnraise.history.log_format import encode_frames
+from barnraise.history.log_format import encode_frames, first_frame, whole_frames
 from benchmarks.invented_run import DESK, MAC, RUN, step_entries
 
 _HEAD = LogHead(RUN, DESK, "agent", bytes(16), 1.0)
@@ -52,6 +52,43 @@ def test_writer_truncates_an_interrupted_write_and_goes_on(tmp_path: Path) -> No
     writer.append([_note(3)])
     writer.close()
     assert _times(path) == [1.0, 3.0]
+
+
+def test_zeros_that_a_power_cut_left_are_no_frames(tmp_path: Path) -> None:
+    path = log_path(tmp_path, RUN, DESK)
+    writer = RunLogWriter(path, _HEAD)
+    writer.append([_note(1)])
+    writer.close()
+    whole = path.read_bytes()
+    data = encode_frames([_note(1)])
+    assert whole_frames(data + bytes(4096)) == len(data)
+    assert first_frame(bytes(4096)) == 0
+    path.write_bytes(whole + bytes(4096))
+    assert _times(path) == [1.0]
+    RunLogCopy(path, RUN, DESK)
+    assert path.read_bytes() == whole
+    path.write_bytes(whole + bytes(4096))
+    writer = RunLogWriter(path, _HEAD)
+    writer.append([_note(2)])
+    writer.close()
+    assert _times(path) == [1.0, 2.0]
+
+
+def test_copy_starts_again_when_a_power_cut_took_frames_that_it_has(tmp_path: Path) -> None:
+    path, target = log_path(tmp_path / "a", RUN, DESK), log_path(tmp_path / "b", RUN, DESK)
+    writer = RunLogWriter(path, _HEAD)
+    writer.append([_note(1)])
+    size = writer.size
+    writer.append([_note(2), _note(3)])
+    writer.close()
+    copy = RunLogCopy(target, RUN, DESK)
+    _copy_all(path, copy)
+    os.truncate(path, size)
+    writer = RunLogWriter(path, _HEAD)
+    writer.append([_note(number) for number in range(4, 20)])
+    assert writer.size > copy.size
+    _copy_all(path, copy)
+    assert target.read_bytes() == path.read_bytes()
 
 
 def test_copy_leaves_out_an_unfinished_frame_until_it_is_whole(tmp_path: Path) -> None:

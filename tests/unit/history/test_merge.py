@@ -126,6 +126,15 @@ def test_coarse_rows_are_divided_where_finer_ones_exist() -> None:
     assert sum(map(sum, (entry.ticks for entry in merged))) == 40 + 70 + 20 + 80
 
 
+def test_first_row_of_a_joining_worker_does_not_count_with_its_waiting_time() -> None:
+    joined = StepBatch(2, 10, 60.0, (500_000, 10), (4, 4))
+    others = StepBatch(2, 10, 60.0, (12, 10), (4, 4))
+    start = _start(2, 10, (DESK, MAC))
+    for logs in ([start, joined], [others]), ([start, others], [joined]):
+        (batch,) = [entry for entry in merge(logs) if isinstance(entry, StepBatch)]
+        assert batch.ticks == (12, 10)
+
+
 def test_coverage_agrees_with_a_set() -> None:
     rng = random.Random(1)
     coverage, known = Coverage(), set[int]()

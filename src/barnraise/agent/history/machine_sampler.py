@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Container
 
 from barnraise.agent.context import AgentContext
 from barnraise.core import devices
@@ -14,16 +14,22 @@ _LINKS_EVERY = 20  # samples
 
 
 class MachineSampler:
-    """Background task that gives samples to the records of this machine's active runs."""
+    """Background task that gives samples to the records of this machine's active runs.
+
+    ``known``: the runs that have not ended, also those that train nothing now. Each active run gets an equal
+    part of the energy.
+    """
 
     def __init__(
         self,
         context: AgentContext,
         active_runs: Callable[[], Collection[str]],
+        known: Container[str],
         record: Callable[[str, list[Entry]], None],
         clock: Callable[[], float],
     ) -> None:
         self._context, self._active_runs, self._record, self._clock = context, active_runs, record, clock
+        self._known = known
         self._energy: dict[str, float] = {}  # joules, by run
 
     async def run(self) -> None:
@@ -31,15 +37,15 @@ class MachineSampler:
         count = 0
         while True:
             runs = self._active_runs()
-            self._energy = {run: self._energy.get(run, 0.0) for run in runs}
+            self._energy = {run: energy for run, energy in self._energy.items() if run in self._known}
             if runs:
                 sample = await asyncio.to_thread(self._context.metrics.devices.sample)
                 at = self._clock()
                 for run in runs:
-                    power = sample.power_w
-                    if power is not None:
-                        self._energy[run] += power * _EVERY_S
-                    energy = self._energy[run] if power is not None else None
+                    energy = None
+                    if sample.power_w is not None:
+                        energy = self._energy.get(run, 0.0) + sample.power_w * _EVERY_S / len(runs)
+                        self._energy[run] = energy
                     entry = to_entry(sample, at, self._context.me.raw, energy)
                     links = [self._links(at)] if count % _LINKS_EVERY == 0 else []
                     self._record(run, [entry, *links])

@@ -17,14 +17,17 @@ from barnraise.history.entries import (
     FailureNote,
     MachineFacts,
     MembershipChange,
+    NoteEntry,
     RunEnd,
     RunStart,
 )
+from barnraise.history.sentences import because
 from barnraise.runs.control.worker_status import reported_states
 from barnraise.runs.record import NodeReport, RecordedFailure, RunOutcome, RunRecord, RunSpec, WorkerState
 from barnraise.topology import Machine
 
 UNANSWERED = "the machine does not answer"  # the reason of a machine that is gone without a word
+_PROVISIONAL_END = "the run ended here without a majority of the machines, which may overrule that"
 _NAME, _WORD, _SENTENCE = 64, 200, 4000
 
 States = Mapping[tuple[bytes, int, int], WorkerState]
@@ -81,8 +84,8 @@ def change_entries(
     entries: list[Entry] = [
         failure_entry(failure, at) for failure in new.failures if failure.key not in known
     ]
-    if old.phase != new.phase and new.phase == "ended" and new.outcome is not None:
-        return [*entries, end_entry(new.outcome, at)]
+    if new.phase == "ended" and new.outcome is not None:
+        return [*entries, *_end_entries(old, new, new.outcome, at)]
     step = _newest_step(reported_states(reports))
     for node, change, reason in _membership_changes(old, new, reports, present):
         reason = printable(reason)[:_SENTENCE]
@@ -118,6 +121,15 @@ def failure_entry(recorded: RecordedFailure, at: float) -> FailureNote:
         start=failure.start,
         tail=printable(failure.tail, also="\n\t")[-_SENTENCE:],
     )
+
+
+def _end_entries(old: RunRecord, new: RunRecord, outcome: RunOutcome, at: float) -> Iterator[Entry]:
+    """Yield the end of a run. A provisional one is a note only, because the majority may overrule it."""
+    if not new.provisional and (old.phase != "ended" or old.provisional):
+        yield end_entry(outcome, at)
+    elif new.provisional and old.phase != "ended":
+        text = because(_PROVISIONAL_END, printable(outcome.sentence))[:_SENTENCE]
+        yield NoteEntry(at, text, is_warning=True)
 
 
 def _exit_sentence(code: int, signal: int) -> str:

@@ -91,7 +91,7 @@ class HistoryService:
         self._known: dict[str, RunRecord] = {}  # newest record of each active run
         self._changes: dict[str, dict[bytes, ChangeKind]] = {}  # newest of each machine of these runs
         self._limit = RateLimit(_BYTES_PER_S, _BURST, max_sources=1024)
-        self.sampler = MachineSampler(context, self._active_runs, self.record, time.time)
+        self.sampler = MachineSampler(context, self._active_runs, self._known, self.record, time.time)
 
     def jobs(self) -> tuple[Callable[[], Awaitable[None]], ...]:
         """Return the background tasks that the agent has to run."""
@@ -110,8 +110,9 @@ class HistoryService:
         if me not in entry.spec.nodes:
             return
         old = self._known.get(run)
+        has_ended = entry.has_ended and not record.provisional  # the majority may overrule a provisional end
         if old is None:
-            if entry.has_ended:
+            if has_ended:
                 self._disk.submit(lambda: self._add_end(entry))
                 return
             entries = start_entries(entry.spec, self._name_of, self._machine_of)
@@ -127,7 +128,7 @@ class HistoryService:
                 entries.append(machine_entry(node, self._name_of(node), self._machine_of(node)))
         self._known[run] = record
         self.record(run, entries)
-        if entry.has_ended:
+        if has_ended:
             del self._known[run]
             self._changes.pop(run, None)
             self._disk.submit(lambda: self._close(run))
@@ -139,8 +140,11 @@ class HistoryService:
             self._disk.submit(lambda: self._sync_log(run))
 
     def record(self, run: str, entries: Sequence[Entry]) -> None:
-        """Append entries to this machine's log of a run, in the background; on a full disk, again later."""
-        if entries:
+        """Append entries to this machine's log of an active run, in the background.
+
+        A full disk gets them again later. What comes after the end of the run is not written.
+        """
+        if entries and run in self._known:
             self._disk.submit(lambda: self._append_or_keep(run, entries))
 
     # requests of local processes

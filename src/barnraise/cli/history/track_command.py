@@ -34,11 +34,19 @@ def track_command(run: str | None, targets: tuple[str, ...]) -> int:
     reader = RecordReader(name, EntryLists())
 
     def read() -> Logs:
-        HistorySource().read(reader)  # a source of its own: the agent may have been restarted
+        nonlocal source
+        source = HistorySource()  # a source of its own: the agent may have been restarted
+        source.read(reader)
         return reader.history.logs
 
     try:
-        feed(name, trackers, read, lambda text: click.echo(printable(text)))
+        feed(
+            name,
+            trackers,
+            read,
+            lambda text: click.echo(printable(text)),
+            with_end=lambda view: source.with_end(view),
+        )
     finally:
         for tracker in trackers:
             tracker.close()

@@ -72,7 +72,8 @@ def progress_line(view: RunView, width: int) -> Line:
     if curve is not None and curve.newest is not None:
         parts.append(LinePart(f"{curve.name} {format_value(curve.newest)}", 4))
     if view.state != "running":
-        parts.append(LinePart(f"took {duration(view.elapsed_s)}", 5))
+        if view.elapsed_s:
+            parts.append(LinePart(f"took {duration(view.elapsed_s)}", 5))
     else:
         if view.samples_per_s:
             parts.append(LinePart(f"{format_speed(view.samples_per_s)} {unit}/s", 1))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import time
 
-from msgspec.structs import replace
-
 from barnraise.agent_client.cluster_requests import AgentResponse, NodeRow, StatusRequest, StatusResponse
 from barnraise.agent_client.history.requests import (
     HistoryListRequest,
@@ -17,7 +15,7 @@ from barnraise.cli.agent_call import ask
 from barnraise.cli.runs.progress.waiting_line import awaited, stall_reason
 from barnraise.cli.watch.snapshot import Snapshot
 from barnraise.core.errors import RunError
-from barnraise.display.row_view import run_state, view_of_row
+from barnraise.display.row_view import view_of_row, with_end
 from barnraise.history.logs.record_reader import ReaderRequest, RecordReader, read_all
 from barnraise.history.view import RunView
 from barnraise.history.view_builder import RunHistory
@@ -72,11 +70,7 @@ class RunSource:
             assert response is not None
             return view_of_row(response, self._status, now)
         view = self._record.history.view(now)
-        if view.state == "running" and response is not None and response.row.phase == "ended":
-            words = response.row.sentence
-            state = run_state(response.row)
-            return replace(view, state=state, headline=words, outcome=words, eta_s=None)
-        return view
+        return with_end(view, response.row if response is not None else None, now)
 
 
 def _ask(request: ReaderRequest) -> AgentResponse:

@@ -33,6 +33,7 @@ _MARKED = frozenset(
 _WARNINGS = frozenset(["left", "evicted", "died", "refused", "rollback"])
 
 E = TypeVar("E", bound=Entry)
+S = TypeVar("S", PlanAdopted, CheckpointSaved)
 
 
 class RunEvents:
@@ -44,7 +45,7 @@ class RunEvents:
         self.end = next(reversed(_of(entries, RunEnd)), None)
         self.goal = next(reversed(_of(entries, TrainingGoal)), None)
         self.groups = _of(entries, GroupStart)
-        self.plans = sorted(_of(entries, PlanAdopted), key=lambda plan: (plan.step, plan.at))
+        self.plans = sorted(_without_dropped(entries, PlanAdopted), key=lambda plan: (plan.step, plan.at))
         self.facts = {facts.node: facts for facts in _of(entries, MachineFacts)}
         self.moves = _of(entries, MembershipChange)
         self.changes = {change.node: change for change in self.moves}
@@ -64,7 +65,7 @@ class RunEvents:
     def checkpoints(self) -> tuple[CheckpointView, ...]:
         """Return each checkpoint once, with the machines that hold it."""
         by_step: dict[int, list[CheckpointSaved]] = defaultdict(list)
-        for saved in _of(self._entries, CheckpointSaved):
+        for saved in _without_dropped(self._entries, CheckpointSaved):
             by_step[saved.step].append(saved)
         return tuple(
             CheckpointView(
@@ -138,6 +139,17 @@ class RunEvents:
 
 def _of(entries: Iterable[Entry], kind: type[E]) -> list[E]:
     return [entry for entry in entries if type(entry) is kind]  # faster; no entry has a subclass
+
+
+def _without_dropped(entries: Iterable[Entry], kind: type[S]) -> list[S]:
+    """Return the plans or checkpoints but those of steps that training has dropped. ``entries``: by time."""
+    kept: list[S] = []
+    for entry in entries:
+        if isinstance(entry, kind):
+            kept.append(entry)
+        elif isinstance(entry, GroupStart) and entry.dropped:
+            kept = [item for item in kept if item.step <= entry.step]
+    return kept
 
 
 def _checkpoint_text(checkpoint: CheckpointView) -> str:

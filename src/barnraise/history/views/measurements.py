@@ -5,12 +5,13 @@ from __future__ import annotations
 import bisect
 import operator
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 
 from barnraise.history.entries import LinkSample, MachineSample
 from barnraise.history.view import LinkView, SamplePoint
 
 MOST_SAMPLES = 500  # of one machine
-_FIELDS = tuple(name for name in MachineSample.__struct_fields__ if name != "node")
+_FIELDS = tuple(name for name in MachineSample.__struct_fields__ if name not in ("node", "energy_j"))
 _at = operator.attrgetter("at")
 
 
@@ -78,6 +79,7 @@ class _Series:
     def __init__(self) -> None:
         self.shares: list[tuple[float, float]] = []  # time and value
         self._points: list[SamplePoint] = []
+        self._energies: list[tuple[float, float]] = []  # time and value, in order
         self._newest: dict[str, tuple[float, float]] = {}  # time and value, by field
 
     def add(self, sample: MachineSample) -> None:
@@ -96,14 +98,22 @@ class _Series:
         self._points.insert(place, point)
         if sample.share is not None:
             self.shares.append((sample.at, sample.share))
+        if sample.energy_j is not None:
+            bisect.insort(self._energies, (sample.at, sample.energy_j))
         for name in _FIELDS:
             value = getattr(sample, name)
             if value is not None and self._newest.get(name, _NEVER)[0] <= sample.at:
                 self._newest[name] = sample.at, value
 
     def newest(self, node: bytes) -> MachineSample:
-        """Return the newest known value of each measurement."""
-        return MachineSample(node=node, **{name: value for name, (_, value) in self._newest.items()})
+        """Return the newest known value of each measurement, and the energy of all counts."""
+        values = {name: value for name, (_, value) in self._newest.items()}
+        return MachineSample(node=node, energy_j=self._energy(), **values)
+
+    def _energy(self) -> float | None:
+        """Return the energy; the count begins again at 0 when the agent starts again."""
+        values = [value for _, value in self._energies]
+        return sum(a for a, b in pairwise(values) if b < a) + values[-1] if values else None
 
     def thinned(self) -> tuple[SamplePoint, ...]:
         """Return samples at equal distances."""

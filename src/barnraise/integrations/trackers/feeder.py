@@ -10,6 +10,7 @@ from typing import Protocol
 
 from barnraise.core.errors import BarnraiseError, RunError
 from barnraise.history.entries import Entry
+from barnraise.history.view import RunView
 from barnraise.integrations.trackers.rows import RunContent, RunNote, StepValues, run_content
 from barnraise.integrations.trackers.schedule import SETTLE_S, WriteSchedule, Written
 
@@ -71,8 +72,17 @@ def open_tracker(target: str, run: str) -> Tracker:
     raise RunError(f"there is no tracker {target!r}", hint=f"Name one of {_KINDS}.")
 
 
-def feed(run: str, trackers: Sequence[Tracker], read: Callable[[], Logs], say: Callable[[str], None]) -> None:
-    """Give the trackers all steps of a run until it has ended and all is written."""
+def feed(
+    run: str,
+    trackers: Sequence[Tracker],
+    read: Callable[[], Logs],
+    say: Callable[[str], None],
+    with_end: Callable[[RunView], RunView] = lambda view: view,
+) -> None:
+    """Give the trackers all steps of a run until it has ended and all is written.
+
+    ``with_end``: returns a view with the end of a run whose record has none.
+    """
     schedules = [WriteSchedule() for _ in trackers]
     logs: Logs = ()
     content = run_content(logs, run)
@@ -83,6 +93,7 @@ def feed(run: str, trackers: Sequence[Tracker], read: Callable[[], Logs], say: C
             newest = read()
             if not _is_same(newest, logs):
                 content, logs = run_content(newest, run), newest
+            content = content._replace(view=with_end(content.view))
         except BarnraiseError as error:  # the agent restarts, or a log is replaced
             if error.message != failure:
                 say(f"the record of run {run} cannot be read, and is tried again: {error.message}")

@@ -11,6 +11,8 @@ from itertools import zip_longest
 from math import isfinite
 from typing import NamedTuple
 
+import msgspec
+
 from barnraise.core.sanitize import printable
 from barnraise.history.columns import unpack_column
 from barnraise.history.entries import (
@@ -25,7 +27,7 @@ from barnraise.history.entries import (
 )
 from barnraise.history.logs.spans import Interval, intervals, steps_per_row, united
 from barnraise.history.merge import Coverage, merge
-from barnraise.history.view import EventView, RunState
+from barnraise.history.view import EventView, RunState, RunView
 from barnraise.history.view_builder import build_view
 
 _MOST_TEXT = 500
@@ -93,7 +95,8 @@ class RunNote(NamedTuple):
 class RunContent(NamedTuple):
     """Content of the record of a run now. ``steps``: by the last step of each; ``parts``: all of them.
 
-    ``start``: the first step that a group trained. ``group_starts``: the first step of each group.
+    ``start``: the first step that a group trained. ``group_starts``: the first step of each group. ``view``:
+    of the run, without its numbers.
     """
 
     steps: Sequence[StepValues]
@@ -101,8 +104,17 @@ class RunContent(NamedTuple):
     notes: Sequence[RunNote]
     start: int | None
     group_starts: Mapping[int, int]
-    ended_at: float | None
-    state: RunState
+    view: RunView
+
+    @property
+    def ended_at(self) -> float | None:
+        """Return when the run ended; None if it goes on."""
+        return self.view.ended_at
+
+    @property
+    def state(self) -> RunState:
+        """Return the state of the run."""
+        return self.view.state
 
     @property
     def has_ended(self) -> bool:
@@ -123,8 +135,11 @@ def run_content(logs: Sequence[Sequence[Entry]], run: str) -> RunContent:
         notes=_notes(view.events),
         start=min((group.step for group in groups), default=None),
         group_starts={_group(group): group.step for group in groups},
-        ended_at=view.ended_at,
-        state=view.state,
+        view=msgspec.structs.replace(
+            view,
+            newest_at=max([view.newest_at or 0.0, *(row.at for row in steps)]) or None,
+            step_s=steps[-1].values.get(_DURATION) if steps else None,
+        ),
     )
 
 

@@ -20,11 +20,12 @@ from barnraise.agent_client.cluster_requests import encode
 from barnraise.agent_client.history.requests import MAX_FRAMES, RecordRequest
 from barnraise.core.config import load_settings, state_directory
 from barnraise.core.errors import BarnraiseError
-from barnraise.history.entries import Entry, LogHead, MachineFacts, RunEnd, RunStart
+from barnraise.history.entries import Entry, LogHead, MachineFacts, RunStart
 from barnraise.history.log_file import RunLogWriter, log_path
 from barnraise.history.log_format import encode_frames, pieces
 from barnraise.training.autotune.profiler import is_dry_run
 from barnraise.training.group.agent_client import WorkerId
+from barnraise.training.record.script_end import ScriptEnd
 
 _REQUEST_S = 5.0
 _SYNC_S = 10.0
@@ -84,6 +85,7 @@ class FileSink:
         self._writer = RunLogWriter(log_path(state, self.run, b""), head)
         self._synced_at = time.monotonic()
         self._writer.append(_start_entries())
+        self._end = ScriptEnd()
 
     @classmethod
     def create(cls) -> FileSink | None:
@@ -100,9 +102,7 @@ class FileSink:
             self._writer.sync()
 
     def close(self) -> None:
-        failed = getattr(sys, "last_value", None)
-        sentence = f"the script failed: {type(failed).__name__}" if failed is not None else ""
-        self._writer.append([RunEnd(time.time(), 0 if failed is None else 1, sentence)])
+        self._writer.append([self._end.entry(time.time())])
         self._writer.close()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from barnraise.agent.history.run_events import change_entries, with_resumes
-from barnraise.history.entries import ChangeKind, Entry, FailureNote, MembershipChange, RunEnd
+from barnraise.history.entries import ChangeKind, Entry, FailureNote, MembershipChange, NoteEntry, RunEnd
 from barnraise.history.sentences import running_headline
 from barnraise.history.view import CHANGE_STATES, MachineView
 from barnraise.runs.record import (
@@ -97,3 +97,18 @@ def test_failure_and_end_are_written_once() -> None:
     assert (note.node, note.sentence, note.tail) == (B, "it exited with code 3", "ValueError?[2J")
     ended = replace(failed, phase="ended", outcome=RunOutcome(code=1, sentence="it failed"), slots=())
     assert change_entries(failed, ended, {}, {A}, 6.0) == [RunEnd(6.0, 1, "it failed", was_stopped=False)]
+
+
+def test_provisional_end_is_a_note_until_the_majority_confirms_it() -> None:
+    outcome = RunOutcome(code=130, sentence="stopped from a")
+    provisional = replace(_OLD, version=5, phase="ended", outcome=outcome, provisional=3)
+    (note,) = change_entries(_OLD, provisional, {}, {A}, 5.0)
+    assert isinstance(note, NoteEntry)
+    assert note.is_warning
+    assert note.text.endswith("without a majority of the machines, which may overrule that: stopped from a")
+    assert change_entries(provisional, replace(provisional, version=6), {}, {A}, 6.0) == []
+    confirmed = replace(provisional, version=6, provisional=0)
+    assert change_entries(provisional, confirmed, {}, {A}, 6.0) == [
+        RunEnd(6.0, 130, "stopped from a", was_stopped=True)
+    ]
+    assert change_entries(provisional, replace(_OLD, version=6), {}, {A, B, C}, 6.0) == []

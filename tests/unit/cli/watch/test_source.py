@@ -8,9 +8,11 @@ from msgspec.structs import replace
 from barnraise.agent_client.run_requests import TrainingProgress
 from barnraise.cli.watch.plain import PlainOutput
 from barnraise.cli.watch.snapshot import Freshness, Snapshot, newest_entry_at
+from barnraise.cli.watch.source import RunSource
 from barnraise.display.row_view import view_of_row
-from barnraise.history.view_builder import build_view
-from benchmarks.invented_run import RUN, example_run
+from barnraise.history.logs.record_reader import RecordReader
+from barnraise.history.view_builder import RunHistory, build_view
+from benchmarks.invented_run import DESK, RUN, example_run
 from tests.unit.cli.runs.progress.test_waiting_line import response, workers
 
 
@@ -45,6 +47,14 @@ def test_old_answers_and_old_news_are_not_live(freshness: Freshness, is_live: bo
 def test_newest_entry_is_that_of_the_newest_step_sample_or_event() -> None:
     times = [newest_entry_at(build_view(example_run(step), run=RUN)) for step in (1, 100, 300, 600)]
     assert times == sorted(set(times))
+
+
+def test_silent_record_of_a_run_that_nothing_else_knows_has_ended() -> None:
+    source = RunSource(RUN)
+    source._record = RecordReader(RUN, RunHistory(RUN))
+    source._record.history.add(DESK, example_run(300))
+    assert source._view(None).state == "stopped"
+    assert source._view(response("running", workers(True, True))).state == "running"
 
 
 def test_plain_lines_say_each_thing_once() -> None:
