@@ -15,6 +15,7 @@ import aiohttp
 
 _START_S = 60.0
 _CALL_S = 60.0
+_NAVIGATED = "Inspected target navigated or closed"
 _MOST_HEIGHT = 12_000  # pixels of a picture
 _OPTIONS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"),
@@ -25,6 +26,10 @@ _OPTIONS = (
 def find_chromium() -> str | None:
     """Return the path of Chromium, or None if it is not installed."""
     return shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+class NavigatedError(AssertionError):
+    """The page changed to another address while a call ran in it."""
 
 
 class BrowserPage:
@@ -45,6 +50,8 @@ class BrowserPage:
         future = self._waiting[self._serial] = asyncio.get_running_loop().create_future()
         await self._line.send_json({"id": self._serial, "method": method, "params": parameters})
         answer = await asyncio.wait_for(future, _CALL_S)
+        if answer.get("error", {}).get("message") == _NAVIGATED:
+            raise NavigatedError(answer)
         assert "error" not in answer, answer
         return dict(answer.get("result", {}))
 
@@ -61,9 +68,12 @@ class BrowserPage:
         return result["result"].get("value")
 
     async def until(self, script: str, seconds: float = 20.0) -> None:
-        """Wait until an expression is true."""
+        """Wait until an expression is true, also on another page that is opened meanwhile."""
         deadline = asyncio.get_running_loop().time() + seconds
-        while not await self.evaluate(f"Boolean({script})"):
+        while True:
+            with contextlib.suppress(NavigatedError):
+                if await self.evaluate(f"Boolean({script})"):
+                    return
             assert asyncio.get_running_loop().time() < deadline, f"{script} never was true"
             await asyncio.sleep(0.05)
 

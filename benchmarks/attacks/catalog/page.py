@@ -26,6 +26,7 @@ from benchmarks.attacks.scenes.runs import ALL_MACHINES, RunCluster
 _WEB: Final = "web page"
 _LOCAL: Final = "other local user"
 _USER = 65534
+_BY_IPV6 = "::ffff:127.0.0.1"  # the same address, by a socket of IPv6
 _PARTS = re.compile(r"http://127\.0\.0\.1:(\d+)(/[^/]+)(/open/.+)")
 
 
@@ -41,9 +42,13 @@ class OpenedPage:
     cookie: str
     token: str
 
-    def visit(self, *requests: dict[str, Any], user: int = -1) -> list[tuple[str, str]]:
+    def visit(
+        self, *requests: dict[str, Any], user: int = -1, host: str = "127.0.0.1"
+    ) -> list[tuple[str, str]]:
         """Send requests from the page's own machine; return status and text of the answers."""
-        answers = _tool(self.cluster, self.place, "visit_page", port=self.port, requests=requests, user=user)
+        answers = _tool(
+            self.cluster, self.place, "visit_page", port=self.port, requests=requests, user=user, host=host
+        )
         assert answers["user"] == (user if user >= 0 else 0)
         return [(status, text) for status, text in answers["answers"]]
 
@@ -204,7 +209,10 @@ def open_page(cluster: AttackedCluster) -> str:
             page.read(f"{page.pages}/"),
             {"method": "GET", "path": "/"},
         ]
-        _check_refused(page, page.visit(*requests, user=_USER), len(requests))
+        for host in ("127.0.0.1", _BY_IPV6):
+            _check_refused(page, page.visit(*requests, user=_USER, host=host), len(requests))
+        ((_, text),) = page.visit(page.read(f"{page.pages}/"), host=_BY_IPV6)
+        assert cluster.bystanders.run in text, "the owner's own request by IPv6 is no control"
         ((status, _),) = page.visit({"method": "GET", "path": path + link})
         assert status == "200", "the link was used up"
     return "closed before a byte was read; the link was not used"

@@ -80,7 +80,10 @@ class PageServer:
 
 def _bind(port: int) -> socket.socket:
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    # On Windows, reuse would let another program share the port; elsewhere, old connections would hold it.
+    exclusive = getattr(socket, "SO_EXCLUSIVEADDRUSE", None)
     try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR if exclusive is None else exclusive, 1)
         listener.bind((_LOOPBACK, port))
         listener.listen(_MOST_CONNECTIONS)
     except OSError as error:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 
 import psutil
 import pytest
 
 from barnraise.core.errors import AgentError
-from barnraise.page.server import PageServer
+from barnraise.page.server import PageServer, _bind
 from barnraise.transport.addresses import own_addresses
 from benchmarks.page.invented import InventedMachine, ServedPage, served
 
@@ -76,6 +77,17 @@ def test_excess_connections_are_closed_and_the_others_still_answered() -> None:
                 sink.transport.abort()
 
     asyncio.run(go())
+
+
+def test_port_is_free_again_after_the_server_has_closed_connections() -> None:
+    first = _bind(0)
+    port = first.getsockname()[1]
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        accepted, _ = first.accept()
+        accepted.close()
+        assert client.recv(1) == b""
+    first.close()
+    _bind(port).close()
 
 
 def test_taken_port_is_an_error() -> None:

@@ -7,8 +7,6 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-import msgspec
-
 from barnraise.agent.context import AnsweringContext
 from barnraise.agent.page.messages import decode
 from barnraise.agent.page.owner_requests import OwnerRequests
@@ -31,7 +29,7 @@ from barnraise.agent_client.run_requests import (
     WatchResponse,
 )
 from barnraise.core.errors import AgentError, RunError
-from barnraise.display.row_view import run_state, view_of_row
+from barnraise.display.row_view import view_of_row, with_end
 from barnraise.history.view import RunView
 from barnraise.identity import NodeId
 from barnraise.page.records import RunRecords
@@ -78,14 +76,10 @@ class MachineSource:
         except RunError:
             if view is None:
                 raise
-            return view  # only its record is left
+            return with_end(view, None, time.time())  # only its record is left
         if view is None:
             return view_of_row(response, await self.ask(StatusRequest(), StatusResponse), time.time())
-        if response.row.phase != "ended":
-            return view
-        words = response.row.sentence  # its machines could not write the end
-        state = run_state(response.row)
-        return msgspec.structs.replace(view, state=state, headline=words, outcome=words, eta_s=None)
+        return with_end(view, response.row, time.time())
 
     async def ask(self, request: AgentRequest | RunRequest | HistoryRequest, expected: type[T]) -> T:
         """Return the response of the machine's agent; raise its error if it refuses."""

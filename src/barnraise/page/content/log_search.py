@@ -53,11 +53,9 @@ async def search_logs(source: PageSource, run: str, words: str) -> FoundLines:
         if len(matches.lines) >= MOST_LINES:
             del matches.lines[MOST_LINES:]
             return matches
-        if tail.has_started and not any(chunk.data for chunk in response.heard):
+        if not starts or (tail.has_started and not any(chunk.data for chunk in response.heard)):
+            matches.is_complete = True
             break
-        if not starts:
-            break
-    matches.is_complete = matches.searched_bytes < MOST_BYTES
     return matches
 
 
