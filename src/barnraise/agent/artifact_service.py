@@ -58,6 +58,9 @@ class ArtifactCarrier(Protocol):
     def linked(self, node: NodeId) -> bool:
         """Tell whether a machine is connected."""
 
+    def name(self, node: NodeId) -> str:
+        """Return the name that people know a machine by."""
+
     def drained(self, node: NodeId) -> Awaitable[None]:
         """Wait until the send buffer is nearly empty; raise BarnraiseError if the connection is lost."""
 
@@ -354,12 +357,11 @@ class _Fetch:
 
     def distrust(self, node: NodeId, error: ShippingError) -> None:
         """Stop requesting from a machine that sent bytes with a wrong hash."""
-        _log.warning("not requesting from %s any more: %s", node.short, error.message)
+        name = self._service.carrier.name(node)
+        _log.warning("not requesting from %s any more: %s", name, error.message)
         self.handle(swarm_scheduler.PeerDistrusted(node))
         if self._scheduler is not None and not self._scheduler.has_trusted_source():
-            self.fail(
-                ShippingError(f"machine {node.short} sent wrong bytes: {error.message}", hint=error.hint)
-            )
+            self.fail(ShippingError(f"{name} sent wrong bytes: {error.message}", hint=error.hint))
 
     def fail(self, error: ShippingError) -> None:
         """Fail the fetch with its first error."""
@@ -478,11 +480,11 @@ class _Fetch:
             if data and await asyncio.to_thread(manifest_id, data) == self._name:
                 return data
             if data:
-                _log.warning("machine %s sent a list of files with a wrong hash", node.short)
+                _log.warning("%s sent a list of files with a wrong hash", carrier.name(node))
         return None
 
     def _no_progress_error(self, what: str, nodes: Iterable[NodeId]) -> ShippingError:
-        names = ", ".join(node.short for node in nodes)
+        names = ", ".join(map(self._service.carrier.name, nodes))
         error = ShippingError(
             f"{what}; waiting for {names or 'no machine'}",
             hint="Check with `barnraise status` that these machines are on, then run it again: received "

@@ -85,8 +85,9 @@ class SplitWorker(msgspec.Struct, frozen=True, kw_only=True):
 class SplitProfile(msgspec.Struct, frozen=True, kw_only=True, tag="split"):
     """Measured parts of a model that is split over machines, and the links between these.
 
-    ``boundary_bytes``: activations of a micro-batch between two blocks. ``sent_bytes``: in the form in which
-    they travel. ``batch``: samples of a step.
+    ``boundary_bytes``: activations of a micro-batch between two blocks. ``tied_bytes``: what the parts before
+    and after the blocks share. ``sent_bytes``: activations in the form in which they travel. ``batch``:
+    samples of a step.
     ``rates``: bytes per second from each worker to each; 0 if unknown. ``latencies``: one way.
     """
 
@@ -94,6 +95,7 @@ class SplitProfile(msgspec.Struct, frozen=True, kw_only=True, tag="split"):
     blocks: Annotated[tuple[PartBytes, ...], Meta(min_length=1, max_length=MOST_BLOCKS)]
     after: PartBytes
     boundary_bytes: Size
+    tied_bytes: Size = 0
     sent_bytes: Size
     batch: Count
     batches: Count

@@ -8,6 +8,7 @@ from barnraise.artifacts.packing.changes import changed_since, drop_unchanged
 from barnraise.artifacts.packing.ignore_rules import RESULTS
 from barnraise.artifacts.packing.pack import PackedFolder, pack
 from barnraise.artifacts.packing.results import (
+    RESULTS_STAY,
     data_limits,
     folder_limits,
     pack_changes,
@@ -36,6 +37,7 @@ from barnraise.artifacts.store.store import ArtifactStore
 __all__ = [
     "PIECE",
     "RESULTS",
+    "RESULTS_STAY",
     "ArtifactStore",
     "CollectedGarbage",
     "FileEntry",

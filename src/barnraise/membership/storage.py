@@ -23,6 +23,7 @@ from barnraise.membership.history import MOST_LINKS, StoredHistory
 
 FILE_NAME = "cluster.db"
 VIEWS = "views"
+MOST_FORGOTTEN = 4096  # runs
 _FORM = 2
 _links = msgspec.msgpack.Decoder(CertifiedDecision)
 _records = msgspec.msgpack.Decoder(AcceptorState)
@@ -35,7 +36,20 @@ CREATE TABLE IF NOT EXISTS fact (name TEXT PRIMARY KEY, value BLOB NOT NULL) WIT
 CREATE TABLE IF NOT EXISTS run (place INTEGER PRIMARY KEY, name TEXT UNIQUE, record BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS job (number INTEGER PRIMARY KEY, record BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS removal (run TEXT PRIMARY KEY, at REAL NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS forgotten_run (place INTEGER PRIMARY KEY, name TEXT UNIQUE, digest BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS forgotten_job (first INTEGER PRIMARY KEY, last INTEGER NOT NULL);
 """
+_OF_ONE_CLUSTER = (
+    "chain",
+    "decision",
+    "removed",
+    "trust",
+    "run",
+    "job",
+    "removal",
+    "forgotten_run",
+    "forgotten_job",
+)
 
 
 class MembershipStorage:
@@ -100,7 +114,7 @@ class MembershipStorage:
     def replace_cluster(self, record: AcceptorState, entries: tuple[bytes, ...]) -> None:
         """Replace the cluster that this machine was in by another."""
         with self._transaction():
-            for table in ("chain", "decision", "removed", "trust", "run", "job", "removal"):
+            for table in _OF_ONE_CLUSTER:
                 self._base.execute(f"DELETE FROM {table}")  # names of our own
             self._save_record(record, VIEWS)
             if record.decided.number:
@@ -129,18 +143,35 @@ class MembershipStorage:
             self._base.execute("INSERT OR REPLACE INTO fact VALUES (?, ?)", (name, value))
 
     def runs(self) -> list[tuple[str, bytes]]:
-        """Return the stored records of runs, oldest first."""
+        """Return the stored records of runs, in the order of their last changes."""
         rows = self._base.execute("SELECT name, record FROM run ORDER BY place").fetchall()
         return [(str(name), bytes(record)) for name, record in rows]
 
     def keep_run(self, name: str, record: bytes) -> None:
-        upsert = "INSERT INTO run (name, record) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET record = ?"
         with self._transaction():
-            self._base.execute(upsert, (name, record, record))
+            self._base.execute("INSERT OR REPLACE INTO run (name, record) VALUES (?, ?)", (name, record))
 
-    def forget_run(self, name: str) -> None:
+    def drop_run(self, name: str) -> None:
+        """Delete the record of a run that cannot be read."""
         with self._transaction():
             self._base.execute("DELETE FROM run WHERE name = ?", (name,))
+
+    def forget_run(self, name: str, digest: bytes) -> None:
+        """Delete the record of a run, and remember the hash of its spec; only the newest hashes are kept."""
+        with self._transaction():
+            self._base.execute("DELETE FROM run WHERE name = ?", (name,))
+            self._base.execute(
+                "INSERT OR REPLACE INTO forgotten_run (name, digest) VALUES (?, ?)", (name, digest)
+            )
+            self._base.execute(
+                "DELETE FROM forgotten_run WHERE place <= (SELECT MAX(place) FROM forgotten_run) - ?",
+                (MOST_FORGOTTEN,),
+            )
+
+    def forgotten_runs(self) -> list[tuple[str, bytes]]:
+        """Return the names of forgotten runs and the hashes of their specs, oldest first."""
+        rows = self._base.execute("SELECT name, digest FROM forgotten_run ORDER BY place").fetchall()
+        return [(str(name), bytes(digest)) for name, digest in rows]
 
     def jobs(self) -> list[tuple[int, bytes]]:
         """Return the stored records of jobs, by number."""
@@ -151,9 +182,22 @@ class MembershipStorage:
         with self._transaction():
             self._base.execute("INSERT OR REPLACE INTO job VALUES (?, ?)", (number, record))
 
-    def forget_job(self, number: int) -> None:
+    def drop_job(self, number: int) -> None:
+        """Delete the record of a job that cannot be read."""
         with self._transaction():
             self._base.execute("DELETE FROM job WHERE number = ?", (number,))
+
+    def forget_jobs(self, numbers: Iterable[int], forgotten: Iterable[tuple[int, int]]) -> None:
+        """Delete the records of jobs. ``forgotten``: all numbers that are forgotten then, as ranges."""
+        with self._transaction():
+            self._base.executemany("DELETE FROM job WHERE number = ?", [(number,) for number in numbers])
+            self._base.execute("DELETE FROM forgotten_job")
+            self._base.executemany("INSERT INTO forgotten_job VALUES (?, ?)", list(forgotten))
+
+    def forgotten_jobs(self) -> list[tuple[int, int]]:
+        """Return the numbers of forgotten jobs, as ranges."""
+        rows = self._base.execute("SELECT first, last FROM forgotten_job ORDER BY first").fetchall()
+        return [(int(first), int(last)) for first, last in rows]
 
     def removals(self) -> list[tuple[float, str]]:
         """Return the stored removals of runs' records: their times and the runs."""

@@ -79,6 +79,9 @@ class Host:
     def linked(self, other: NodeId) -> bool:
         return other in self.network.hosts and frozenset((self.me, other)) not in self.network.cut
 
+    def name(self, other: NodeId) -> str:
+        return f"h{other.raw[0]}"
+
     def send_ship(self, other: NodeId, body: bytes) -> None:
         assert len(body) <= (8 << 20) - 1
         if self.linked(other):
@@ -395,7 +398,7 @@ def test_fetch_timeout_names_silent_source(tmp_path: Path) -> None:
         packed = cluster.pack(make_folder(tmp_path / "work", large=1, small=0))
         await asyncio.to_thread(cluster.receivers[0].store.put_manifest, packed.manifest)
         cluster.network.on_message = lambda _a, _b, _body: None
-        with pytest.raises(ShippingError, match=cluster.source.me.short) as caught:
+        with pytest.raises(ShippingError, match="waiting for h0") as caught:
             await cluster.fetch_all(packed)
         assert caught.value.is_silence
         await cluster.close()

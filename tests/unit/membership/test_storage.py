@@ -151,3 +151,28 @@ def test_power_cut_loses_no_answered_state(tmp_path: Path) -> None:
     storage = MembershipStorage(tmp_path / "lost" / "state")
     assert storage.record() is None
     storage.close()
+
+
+def test_storage_remembers_forgotten_runs_and_jobs_of_one_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("barnraise.membership.storage.MOST_FORGOTTEN", 2)
+    storage = MembershipStorage(tmp_path)
+    for name in ("a", "b", "c", "d"):
+        storage.keep_run(name, b"record")
+    for name in ("a", "b", "c"):
+        storage.forget_run(name, name.encode() * 32)
+    for number in (1, 2, 4):
+        storage.keep_job(number, b"record")
+    storage.keep_run("e", b"record")
+    storage.keep_run("d", b"changed")
+    storage.forget_jobs([1, 2], [(1, 2)])
+    storage.close()
+    again = MembershipStorage(tmp_path)
+    assert again.runs() == [("e", b"record"), ("d", b"changed")], "the last change is last"
+    assert again.forgotten_runs() == [("b", b"b" * 32), ("c", b"c" * 32)]
+    assert (again.jobs(), again.forgotten_jobs()) == ([(4, b"record")], [(1, 2)])
+    log = TrustLog.found(NodeKey.generate(), "one")
+    again.replace_cluster(_record(3), tuple(map(encode_entry, log.entries)))
+    assert (again.forgotten_runs(), again.forgotten_jobs()) == ([], [])
+    again.close()

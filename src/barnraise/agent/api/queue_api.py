@@ -138,8 +138,9 @@ async def _add_one(
                 "Look at `barnraise queue` before you add it again.",
             ) from error
         await registry.wait_until_saved([number])
-        if number in registry.jobs and registry.jobs[number].record.signed != signed:
-            continue  # most machines had another job with this number, which this one did not know
+        added = registry.jobs.get(number)
+        if added is None or added.record.signed != signed or added.record.is_cleared:
+            continue  # other machines have or had another job with this number, which this one did not know
         agent.report_event(f"job {number} was added: {shlex.join(program.command)}")
         return number
     raise RunError("other machines add jobs at the same time", hint="Try again.")
@@ -219,7 +220,7 @@ def _progress(agent: Agent, run: str) -> TrainingProgress | None:
 async def _change(agent: Agent, request: ChangeJobsRequest) -> RequestDone:
     registry, me = agent.queue.registry, agent.name
     changes: dict[str, Callable[[JobRecord], JobRecord | None]] = {
-        "cancel": lambda record: cancel_job(record, me),
+        "cancel": lambda record: cancel_job(record, me, at=time.time()),
         "pause": lambda record: pause_job(record, is_paused=True),
         "resume": lambda record: pause_job(record, is_paused=False),
         "clear": clear_job,
@@ -328,4 +329,4 @@ async def _results(agent: Agent, number: int) -> ResultsResponse:
         names = " and ".join(agent.name_of(node) for node in sources)
         return ResultsResponse(b"", f"the results of job {number} are on {names}, which is offline")
     await agent.queue.fetch(record.results, sources, folder_limits(agent.settings))
-    return ResultsResponse(record.results, "")
+    return ResultsResponse(record.results, record.results_note)

@@ -559,4 +559,4 @@ async def _results(agent: Agent, entry: RunEntry) -> ResultsResponse:
     if node != agent.me.raw:
         limits = folder_limits(agent.settings)
         await agent.runs.artifacts.fetch(report.results, [NodeId(node)], [agent.me], limits, lambda _: None)
-    return ResultsResponse(report.results, "")
+    return ResultsResponse(report.results, report.words)

@@ -66,7 +66,7 @@ def files_note(record: RunRecord, reports: Mapping[bytes, NodeReport], facts: Fi
         return ""
     name, report = facts.name(holder), reports.get(holder)
     if report is not None and report.collected:
-        return f"{name}: {report.words}" if report.words and not report.results else ""
+        return f"{name}: {report.words}" if report.words else ""
     if facts.since_s < MOST_FILES_S:
         return None
     if holder not in facts.present:

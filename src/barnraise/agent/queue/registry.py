@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from barnraise.agent.context import AgentContext
 from barnraise.agent.queue.messages import MAX_HELD, FilesHeld, JobsHeld, JobUpdate, QueueMessage, encode
-from barnraise.agent.record_store import RecordStore
+from barnraise.agent.record_store import MAX_UNWANTED, RecordStore
 from barnraise.agent_client.kv_messages import LOBBY, Namespace
 from barnraise.core.errors import BarnraiseError, MembershipError, ProtocolError, RunError
 from barnraise.core.flow.events import ChangeEvent
@@ -25,8 +25,10 @@ from barnraise.runs.queue.job import (
     check_successor,
     decode_job,
     encode_job,
+    end_forgotten,
     supersedes,
 )
+from barnraise.runs.queue.number_ranges import NumberRanges
 from barnraise.runs.queue.spec import JobSpec, read_job
 
 MAX_ACTIVE = 2000  # jobs that have not ended
@@ -36,6 +38,7 @@ _MAX_WAITING = 4096
 _ASK_S = 1.0  # between two questions about the same jobs
 _SAVED_S = 10.0
 _SCOPE = Namespace("@queue", LOBBY)
+_FREE_SPACE = "Remove ended jobs from the list, and try again after some minutes: barnraise queue clear"
 
 _log = logging.getLogger(__name__)
 
@@ -50,7 +53,8 @@ class JobRegistry:
     def __init__(self, context: AgentContext) -> None:
         self._context = context
         self._loop = asyncio.get_running_loop()
-        self._records = RecordStore(context, _SCOPE, "job")
+        self._records = RecordStore(context, _SCOPE, "job", _FREE_SPACE)
+        self._forgotten = NumberRanges()
         self._writing = asyncio.Lock()
         self._waiting: dict[int, tuple[JobRecord, NodeId]] = {}  # records that wait for a quorum
         self._disks = DiskQuorum(context.me.raw)
@@ -63,14 +67,17 @@ class JobRegistry:
 
     def load(self) -> None:
         """Load the records that were saved before this start."""
+        self._forgotten = NumberRanges(self._context.storage.forgotten_jobs())
+        self._records.forget(map(str, self._forgotten.newest(MAX_UNWANTED)))
         for number, value in self._context.storage.jobs():
             try:
                 job = self._read(decode_job(value))
             except BarnraiseError:
-                self._context.storage.forget_job(number)  # written by another version
+                self._context.storage.drop_job(number)  # written by another version
                 continue
             self.jobs[job.number] = job
             self._quorum.change(job.number, job.record)
+            self._delete_cleared(job)
 
     def view_changed(self) -> None:
         """Follow changes of keys and roles. The signatures of thousands of jobs are not checked again."""
@@ -115,8 +122,8 @@ class JobRegistry:
         self._check_sender(sender)
         job = self._read(record)
         known = self.jobs.get(job.number)
-        if known is None and not job.is_authorized:
-            return False  # its owner is removed or not known here yet: no fault of the sender
+        if known is None and (job.number in self._forgotten or not job.is_authorized):
+            return False  # of the latter, the owner is removed or not known here yet: no fault of the sender
         if known is not None and not self._replaces(job, known, sender):
             return False
         if sender is not None and not self._context.member.is_current(self._loop.time()):
@@ -129,6 +136,7 @@ class JobRegistry:
         self._context.storage.keep_job(job.number, encode_job(record))
         self.jobs[job.number] = job
         self._quorum.change(job.number, record)
+        self._delete_cleared(job)
         self._forget_old()
         self.on_job(job)
         if sender is not None:
@@ -200,7 +208,7 @@ class JobRegistry:
             self._apply_stored(number, stored)
             raise RunError(f"job {number} was changed at the same time", hint="Try again.")
         self.apply(record)
-        job = self.jobs[number]
+        job = self.jobs.get(number) or self._read(record)
         self._send(job)
         return job
 
@@ -242,8 +250,12 @@ class JobRegistry:
     def _receive_record(self, sender: NodeId, record: JobRecord) -> None:
         """Apply a record, and tell the sender what is on this machine's disk now."""
         self.apply(record, sender)
-        known = self.jobs.get(read_job(record.signed).job)
+        number = read_job(record.signed).job
+        known = self.jobs.get(number)
         if known is None:
+            if number in self._forgotten and not record.has_ended:  # the sender was away meanwhile
+                self._records.forget([str(number)])  # the sender may have written it again
+                self._context.send_bulk(sender, encode(JobUpdate(end_forgotten(record))))
             return
         if known.record == record:
             self._note_held(known.number, self._quorum.digest(known.number), sender)
@@ -319,6 +331,8 @@ class JobRegistry:
         self.jobs.clear()
         self._waiting.clear()
         self._quorum.clear()
+        self._records.reset()
+        self._forgotten = NumberRanges()
 
     def _send(self, job: KnownJob, but: NodeId | None = None) -> None:
         self._send_to_owners(JobUpdate(job.record), but)
@@ -335,11 +349,35 @@ class JobRegistry:
     def _is_full(self, limit: int) -> bool:
         return sum(not job.record.has_ended for job in self.jobs.values()) >= limit
 
+    # what is not kept any more
+
     def _forget_old(self) -> None:
-        for number in can_forget(self.jobs, _MAX_ENDED):
+        numbers = can_forget(self.jobs, _MAX_ENDED)
+        if not numbers:
+            return
+        for number in numbers:
             del self.jobs[number]
             self._quorum.forget(number)
-            self._context.storage.forget_job(number)
+            self._forgotten.add(number)
+        self._context.storage.forget_jobs(numbers, self._forgotten)
+        self._records.forget(map(str, numbers))
+
+    def _delete_cleared(self, job: KnownJob) -> None:
+        """Let the coordinator delete the key of a job that is no longer listed.
+
+        Its end is on the disks of a quorum, and a later write would create the key again.
+        """
+        if job.record.is_cleared:
+            self._records.forget([str(job.number)])
+
+    def _needs_key(self, name: str) -> bool:
+        """Tell whether a key must stay; that of the newest job keeps its number from being used again."""
+        job = self.jobs.get(int(name))
+        return job is not None and (not job.record.is_cleared or job.number == max(self.jobs))
+
+    async def delete_forgotten(self) -> None:
+        """Delete the store's records of old jobs while this machine coordinates, until cancelled."""
+        await self._records.delete_forgotten(self._needs_key)
 
 
 def _contradicts(record: JobRecord, known: JobRecord) -> bool:

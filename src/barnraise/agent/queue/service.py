@@ -10,11 +10,13 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from msgspec.structs import replace
 
 from barnraise.agent.context import AgentContext
+from barnraise.agent.model_files import RunModels
 from barnraise.agent.queue import messages
 from barnraise.agent.queue.held_files import HeldFiles
 from barnraise.agent.queue.registry import JobRegistry
 from barnraise.agent.runs.registry import RunEntry
 from barnraise.agent.runs.service import RunService
+from barnraise.agent_client.run_options import DataSet
 from barnraise.artifacts import FolderLimits, data_limits, folder_limits
 from barnraise.core.errors import BarnraiseError
 from barnraise.core.flow.events import Wakeup
@@ -62,12 +64,12 @@ class QueueService:
         self._looked: set[bytes] = set()  # manifests that were looked for here, also those not to be fetched
         self._retry_at: dict[bytes, float] = {}
         runs.kept_for_jobs, runs.continued_by_jobs = self.needed_files, self.needed_runs
-        runs.readers_for_jobs = self._readers
+        runs.readers_for_jobs, runs.awaited_by_jobs = self._readers, self.awaited_runs
         runs.registry.on_change = self.wake
 
     def jobs(self) -> tuple[Callable[[], Awaitable[None]], ...]:
         """Return the background tasks that the agent has to run."""
-        return self._schedule, self._keep_files, self._seek_files
+        return self._schedule, self._keep_files, self._seek_files, self.registry.delete_forgotten
 
     def load(self) -> None:
         """Load the jobs of before this start."""
@@ -148,7 +150,7 @@ class QueueService:
     def observe(self) -> QueueFacts:
         """Return everything that the scheduler needs to know."""
         now, jobs = self._loop.time(), self.registry.jobs
-        current = {job.run for job in jobs.values() if not job.record.has_ended or job.record.awaits_results}
+        current = self.awaited_runs()
         runs = self._runs.registry.runs.items()
         return QueueFacts(
             jobs=dict(jobs),
@@ -197,7 +199,7 @@ class QueueService:
             is_collected=not holder or (report is not None and report.collected),
             results=_results_of(report),
             results_at=holder,
-            results_note=report.words if report is not None and not report.results else "",
+            results_note=report.words if report is not None else "",
             lacks_memory="out of memory" in text or "out-of-memory" in text,
             lacks_files=outcome is not None and outcome.lacks_files,
             is_stopped=outcome is not None and outcome.is_stop,
@@ -262,6 +264,11 @@ class QueueService:
             elif self._keeps_results(job):
                 needed.add(job.record.results)
         return needed
+
+    def awaited_runs(self) -> set[str]:
+        """Return the newest runs of jobs that have not ended, or whose results are awaited."""
+        jobs = self.registry.jobs.values()
+        return {job.run for job in jobs if not job.record.has_ended or job.record.awaits_results}
 
     def needed_runs(self) -> set[str]:
         """Return the runs whose checkpoints the next attempt of a job needs."""
@@ -348,8 +355,20 @@ class QueueService:
 
     async def _fetch_missing(self, manifest: bytes, sources: Iterable[NodeId], limits: FolderLimits) -> None:
         receivers = [node for node in self._context.log.owners if node not in sources]
-        await self._runs.artifacts.fetch(manifest, sources, receivers, limits)
+        model = self._model(manifest)
+        looks = None
+        if model is not None:  # the run of the job may join this fetch, so its cache is looked at here
+            settings, home = self._context.settings, self._context.directory
+            models = RunModels(settings, self._runs.store, home, lambda words: None)
+            looks = models.on_manifest(model, asks=False)
+        await self._runs.artifacts.fetch(manifest, sources, receivers, limits, on_manifest=looks)
         self._complete.add(manifest)
+
+    def _model(self, manifest: bytes) -> DataSet | None:
+        """Return the model of a job that has this manifest; None if it is no model's."""
+        jobs = (job for job in self.registry.jobs.values() if not job.record.has_ended)
+        sets = (data for job in jobs for data in job.spec.program.data)
+        return next((data for data in sets if data.is_model and data.manifest == manifest), None)
 
     async def holds(self, manifest: bytes) -> bool:
         """Tell whether all files of a manifest are here."""

@@ -34,6 +34,9 @@ from barnraise.runs.record import RunRecord, decode_record, encode_record, read_
 _TICK_S = 0.25
 _RESEND_S = 3.0
 _SCOPE = Namespace("@runs", LOBBY)
+_FREE_SPACE = (
+    "Stop runs that are no longer needed: barnraise stop RUN. Records of old runs are deleted within minutes."
+)
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +48,8 @@ class RunController:
         self._context = context
         self._registry = registry
         self._loop = asyncio.get_running_loop()
-        self._records = RecordStore(context, _SCOPE, "run")
+        self._records = RecordStore(context, _SCOPE, "run", _FREE_SPACE)
+        registry.on_forgotten = self._on_forgotten
         self._writing = asyncio.Lock()
         self._sent_at: dict[str, float] = {}
         self._partitioned_since: dict[Pair, float] = {}
@@ -69,9 +73,24 @@ class RunController:
                     await asyncio.sleep(_TICK_S)
             await self._registry.wait_for_change(_TICK_S)
 
+    async def delete_forgotten(self) -> None:
+        """Delete the store's records of forgotten runs while this machine coordinates, until cancelled."""
+        await self._records.delete_forgotten(lambda run: run in self._registry.runs)
+
+    def reset(self) -> None:
+        """Forget the keys of the old cluster."""
+        self._records.reset()
+
+    def _on_forgotten(self, run: str) -> None:
+        self._records.forget([run])
+
     async def write(self, entry: RunEntry | None, record: RunRecord) -> RunEntry:
         """Write the next version of a record and send it; raise RunError if another version came first."""
         name = read_spec(record).run
+        if entry is None and self._registry.has_forgotten(name, record):
+            raise RunError(
+                f"run {name} has ended, and its record is not kept any more", hint="Start it again."
+            )
         record = replace(record, provisional=0)
         expected = encode_record(entry.record) if entry is not None else b""
         desired = encode_record(record)
@@ -85,9 +104,10 @@ class RunController:
             self._registry.apply(record, is_ours=True)
         else:
             self._apply_stored(name, decode_record(stored))
-        result = self._registry.runs[name]
-        self._broadcast(result)
-        if stored != desired:
+        result = self._registry.runs.get(name)
+        if result is not None:
+            self._broadcast(result)
+        if stored != desired or result is None:
             raise RunError(f"run {name} was changed at the same time", hint="Try again.")
         return result
 

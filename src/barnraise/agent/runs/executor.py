@@ -20,7 +20,7 @@ from barnraise.agent.runs.registry import RunEntry, RunRegistry
 from barnraise.agent.runs.variables import VariableKeeper
 from barnraise.agent.runs.worker_group import WorkerGroup, WorkerGroupConfig, run_directory, run_folder
 from barnraise.agent_client.run_requests import FailingRequest, GroupRequest, ProgressRequest
-from barnraise.artifacts import ArtifactStore, drop_unchanged, folder_limits, pack_changes
+from barnraise.artifacts import RESULTS_STAY, ArtifactStore, drop_unchanged, folder_limits, pack_changes
 from barnraise.core import metrics
 from barnraise.core.errors import BarnraiseError, ShippingError
 from barnraise.core.flow.backoff import SteppedBackoff
@@ -426,14 +426,15 @@ class RunExecutor:
         first = record.results_at or (record.slots[0].node if record.slots else b"")
         manifest = self.preparation.manifest
         if manifest is not None and first == self._context.me.raw:
+            where = f"in {self.folder} on {self._context.name_of(self._context.me)}"
             try:
                 limits = folder_limits(self._context.settings)
-                self.results = await asyncio.to_thread(
-                    pack_changes, manifest, self.folder, self._store, limits
-                )
+                packed = await asyncio.to_thread(pack_changes, manifest, self.folder, self._store, limits)
+                self.results = packed.id
+                self._detail = f"{packed.note}. What they lack stays {where}" if packed.note else ""
             except (BarnraiseError, OSError) as error:
-                words = error.message if isinstance(error, BarnraiseError) else str(error)
-                self._detail = f"the results stay in {self.folder}: {words}"
+                words = f"{error.message}. {error.hint}" if isinstance(error, BarnraiseError) else str(error)
+                self._detail = f"{RESULTS_STAY} {where}: {words}"
         self._collected = True
         self._report("ended", self._detail)
 

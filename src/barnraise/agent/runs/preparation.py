@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 
@@ -35,7 +35,8 @@ from barnraise.artifacts import (
     folder_limits,
     read_files,
 )
-from barnraise.core.errors import RunError
+from barnraise.core.errors import RunError, ShippingError
+from barnraise.core.flow.backoff import SteppedBackoff
 from barnraise.environments import builder
 from barnraise.environments.build_plan import allow_wheels_only
 from barnraise.environments.build_size import build_size
@@ -45,6 +46,7 @@ from barnraise.runs.record import Stage
 from barnraise.sandbox.choice import find_sandbox, no_sandbox
 
 _REPORT_S = 0.5
+_FETCH_BACKOFF = SteppedBackoff((1.0, 2.0, 5.0, 10.0))
 _AWAITS_VALUES = "waiting for the values of --set"
 
 Report = Callable[[Stage, str], None]
@@ -89,6 +91,7 @@ class RunPreparation:
         self.values: dict[str, str] = {}  # of the variables that the user of the run set
         self.packages: InstalledPackages | None = None
         self.done_bytes = self.all_bytes = 0  # of the files that are fetched now
+        self._silence = ""  # why they were asked for again; until a piece of them comes
 
     @property
     def interface_directory(self) -> Path:
@@ -170,8 +173,8 @@ class RunPreparation:
         spec = self._entry.spec
         owners = [node for node in map(NodeId, spec.nodes) if self._context.log.role(node) == "owner"]
         sources = dict.fromkeys([NodeId(spec.by), *owners])
-        manifest = await self._artifacts.list_files(spec.program.folder, sources, limits)
-        self.offered = summarize(manifest, spec)
+        listing = partial(self._artifacts.list_files, spec.program.folder, sources, limits)
+        self.offered = summarize(await self._until_heard(listing), spec)
         self._report("asks", "its user has not agreed yet")
         self.consent = self._loop.create_future()
         if not await self.consent:
@@ -193,8 +196,26 @@ class RunPreparation:
         if order.job:  # every owner may have the files of a job, and the one that added it may be off
             receivers = [node for node in self._context.log.owners if node != by]
         self.all_bytes = 0  # unknown; what was received before shows that this machine has begun
-        fetched = self._artifacts.fetch(manifest, [by], receivers, limits, self._progress, on_manifest)
-        return await fetched
+        fetch = partial(self._artifacts.fetch, manifest, [by], receivers, limits, self._progress, on_manifest)
+        return await self._until_heard(fetch)
+
+    async def _until_heard(self, fetch: Callable[[], Awaitable[FolderManifest]]) -> FolderManifest:
+        """Repeat a fetch while no machine answers; the end of the run cancels that.
+
+        An attempt of a job is not repeated here: the queue starts it again, also on another machine.
+        """
+        self._silence = ""
+        attempt = 0
+        while True:
+            try:
+                return await fetch()
+            except ShippingError as error:
+                if not error.is_silence or self._entry.spec.job:
+                    raise
+                self._silence, self.all_bytes = f"{error.message}; it tries again", 0
+                self._report("fetching", self._silence)
+            await asyncio.sleep(_FETCH_BACKOFF.wait(attempt))
+            attempt += 1
 
     async def _data_set(self, data: DataSet, *, is_confined: bool, asks: bool) -> str:
         if data.manifest:
@@ -270,7 +291,10 @@ class RunPreparation:
             self._report("fetching", words)
 
     def _progress(self, progress: TransferProgress) -> None:
-        self.done_bytes, self.all_bytes = progress.done_bytes, progress.all_bytes
+        if progress.done_bytes > self.done_bytes:
+            self._silence = ""
+        self.done_bytes = progress.done_bytes
+        self.all_bytes = 0 if self._silence else progress.all_bytes  # then people see the words
         if self._loop.time() - self._reported_at > _REPORT_S:
             names = ", ".join(self._context.name_of(node) for node in progress.waits_for)
-            self._report("fetching", f"waiting for pieces from {names}" if names else "")
+            self._report("fetching", self._silence or (f"waiting for pieces from {names}" if names else ""))

@@ -7,8 +7,9 @@ accepted only from the machine that it is about. Guests receive only runs that t
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import msgspec
@@ -21,7 +22,9 @@ from barnraise.core.flow.events import ChangeEvent
 from barnraise.core.names import NamedItem, match_name
 from barnraise.core.sanitize import printable
 from barnraise.identity import NodeId
+from barnraise.membership.storage import MOST_FORGOTTEN
 from barnraise.runs.control.eviction import is_waiting_for_group
+from barnraise.runs.control.lifecycle import end_forgotten
 from barnraise.runs.control.pausing import pause_reason
 from barnraise.runs.queue.spec import SignedJob, read_job
 from barnraise.runs.record import (
@@ -52,7 +55,7 @@ class RunEntry:
     def __init__(self, record: RunRecord, order: RunSpec, now: float) -> None:
         self.spec = order
         self.record = record
-        self.seen_at = now  # when this version was first seen here
+        self.seen_at = now  # when this version was first seen here; of a run that has ended: its end
         self.stuck_at: float | None = None  # since when a member has waited for a new group
         self.reports: dict[bytes, NodeReport] = {}
         self.dropped: tuple[DroppedSteps, ...] = ()  # steps that this machine trained without a quorum
@@ -102,6 +105,8 @@ class RunRegistry:
 
     ``on_record`` is called for each newer version, and ``on_change`` for each version or report.
     ``on_settled`` is called before them, with whether steps trained without a quorum are kept.
+    ``on_forgotten`` is called with the name of each run whose record is deleted here. ``needed_runs`` returns
+    the ended runs that must stay.
     """
 
     def __init__(self, context: AgentContext) -> None:
@@ -111,20 +116,33 @@ class RunRegistry:
         self.on_record: Callable[[RunEntry], None] = lambda entry: None
         self.on_settled: Callable[[RunEntry, bool], None] = lambda entry, counts: None
         self.on_change: Callable[[], None] = lambda: None
+        self.on_forgotten: Callable[[str], None] = lambda run: None
+        self.needed_runs: Callable[[], Collection[str]] = tuple
+        self._forgotten: dict[str, bytes] = {}  # hashes of specs by run, oldest first
         self._changed = ChangeEvent()
         self._held: dict[str, tuple[RunRecord, NodeId]] = {}  # orders that wait for a quorum, by run
         self._warned: set[NodeId] = set()  # guests whose refusal was logged
 
     def load(self) -> None:
         """Load the records that were saved before this start."""
+        self._forgotten = dict(self._context.storage.forgotten_runs())
+        for run in self._forgotten:
+            self.on_forgotten(run)
         for name, value in self._context.storage.runs():
             try:
                 record = decode_record(value)
                 spec = self._read_spec(record)
             except BarnraiseError:
-                self._context.storage.forget_run(name)  # written by another version
+                self._context.storage.drop_run(name)  # written by another version
                 continue
+            # The disk has those that ended first before the others, so they are older here, too.
             self.runs[spec.run] = RunEntry(record, spec, self._loop.time())
+        self.runs = dict(sorted(self.runs.items(), key=lambda item: item[1].spec.at))
+
+    def reset(self) -> None:
+        """Forget all runs of the old cluster."""
+        self.runs.clear()
+        self._forgotten.clear()
 
     def _read_spec(self, record: RunRecord) -> RunSpec:
         """Return the spec with the keys that its machines have now; its signer stays as it was."""
@@ -186,6 +204,9 @@ class RunRegistry:
             raise RunError(f"run {spec.run} was started by a guest of this cluster")
         if entry is None and role is None:
             return False  # its owner is removed or not known here yet: no fault of the sender
+        if entry is None and self.has_forgotten(spec.run, record):
+            self._answer_forgotten(spec.run, record, sender)
+            return False
         if entry is None and (others := self._not_named(record, spec)):
             names = " and ".join(self._context.name_of(NodeId(node)) for node in others)
             text = f"run {spec.run} may not use {names}: the option --on of its job names other machines"
@@ -210,6 +231,18 @@ class RunRegistry:
         if sender is not None:
             self._forward(entry, sender)
         return True
+
+    def has_forgotten(self, run: str, record: RunRecord) -> bool:
+        """Tell whether this run has ended and its record was deleted here; another may have its name."""
+        return run in self._forgotten and self._forgotten[run] == _spec_digest(record)
+
+    def _answer_forgotten(self, run: str, record: RunRecord, sender: NodeId | None) -> None:
+        """Tell a machine that was away that the run has ended; its old record must not revive the run."""
+        if sender is None or record.phase == ENDED:
+            return
+        self.on_forgotten(run)  # that machine may have written its record again
+        if self._context.log.role(self._context.me) == "owner":
+            self._context.send_bulk(sender, encode(RecordUpdate(end_forgotten(record))))
 
     def _not_named(self, record: RunRecord, spec: RunSpec) -> list[bytes]:
         """Return the machines of an attempt that are not among those that the owner of its job named."""
@@ -296,7 +329,11 @@ class RunRegistry:
 
     def send_report(self, report: NodeReport) -> None:
         """Store this machine's report and send it to every owner, as any may coordinate next."""
-        report = replace(report, dropped=self.runs[report.run].dropped)
+        entry = self.runs.get(report.run)
+        if entry is None:
+            _log.warning("a report about run %s is not sent: its record is not kept any more", report.run)
+            return
+        report = replace(report, dropped=entry.dropped)
         self.apply_report(self._context.me, report)
         message = encode(ReportUpdate(report))
         for node in self._context.linked_nodes():
@@ -332,14 +369,34 @@ class RunRegistry:
         return role == "owner" or (role == "guest" and node.raw in entry.spec.nodes)
 
     def _evict_ended(self) -> None:
-        ended = [run for run, entry in self.runs.items() if entry.has_ended]
+        """Forget the runs that ended first, before another one is added; those that are needed stay."""
+        ended = [entry for entry in self.runs.values() if entry.has_ended]
         if len(self.runs) - len(ended) >= _MAX_ACTIVE:
             raise RunError(
                 f"there are {_MAX_ACTIVE} active runs already", hint="Stop some: barnraise stop RUN"
             )
-        for run in ended[: max(0, len(ended) - _MAX_ENDED + 1)]:
-            del self.runs[run]
-            self._context.storage.forget_run(run)
+        if len(ended) < _MAX_ENDED:
+            return
+        needed = self.needed_runs()
+        others = [entry for entry in ended if entry.run not in needed and not entry.record.provisional]
+        others.sort(key=lambda entry: entry.seen_at)
+        for entry in others[: max(0, len(others) - _MAX_ENDED + 1)]:
+            self._forget(entry)
+
+    def _forget(self, entry: RunEntry) -> None:
+        digest = _spec_digest(entry.record)
+        self._context.storage.forget_run(entry.run, digest)
+        del self.runs[entry.run]
+        self._forgotten.pop(entry.run, None)
+        self._forgotten[entry.run] = digest
+        while len(self._forgotten) > MOST_FORGOTTEN:
+            del self._forgotten[next(iter(self._forgotten))]
+        self.on_forgotten(entry.run)
+
+
+def _spec_digest(record: RunRecord) -> bytes:
+    """Return the hash that tells a run from a later one of the same name."""
+    return hashlib.sha256(record.order).digest()
 
 
 def _sanitized(report: NodeReport) -> NodeReport:

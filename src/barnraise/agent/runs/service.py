@@ -71,6 +71,9 @@ class _ArtifactCarrier:
     def linked(self, node: NodeId) -> bool:
         return self._context.connections.get(node) is not None
 
+    def name(self, node: NodeId) -> str:
+        return self._context.name_of(node)
+
     async def drained(self, node: NodeId) -> None:
         link = self._context.connections.get(node, ROUTE_AGENT_SHIP)
         if link is not None:
@@ -108,14 +111,16 @@ class RunService:
         self.kept_for_jobs: Callable[[], Collection[bytes]] = set
         self.continued_by_jobs: Callable[[], Collection[str]] = set
         self.readers_for_jobs: Callable[[bytes], Collection[NodeId]] = lambda manifest: ()
+        self.awaited_by_jobs: Callable[[], Collection[str]] = set  # runs whose end or results a job needs
         self.on_record: Callable[[RunEntry], None] = lambda entry: None  # after each newer version of a run
         self.registry.on_record = self._on_record
         self.registry.on_settled = self._on_settled
+        self.registry.needed_runs = lambda: {*self.executors, *self.awaited_by_jobs()}
 
     def jobs(self) -> tuple[Callable[[], Awaitable[None]], ...]:
         """Return the background tasks that the agent has to run."""
-        own = self.controller.run, self._collect_garbage, self._watch_workers, self.replicator.run
-        return *own, *self.history.jobs()
+        own = self._collect_garbage, self._watch_workers, self.replicator.run
+        return self.controller.run, self.controller.delete_forgotten, *own, *self.history.jobs()
 
     def load(self) -> None:
         """Kill leftovers of earlier agent processes and continue the runs that are active."""
@@ -195,7 +200,8 @@ class RunService:
         """Forget all runs of the old cluster."""
         for task in self._tasks.values():
             task.cancel()
-        self.registry.runs.clear()
+        self.registry.reset()
+        self.controller.reset()
         self.history.removals.reset()
         self.variables.clear()
 
@@ -355,6 +361,7 @@ class RunService:
             active = [entry.spec for entry in self.registry.runs.values() if not entry.has_ended]
             kept = {run for order in active for run in (order.run, *order.resumes)}
             kept.update(self.continued_by_jobs())
+            kept.update(self.executors)  # also of runs that have ended, while their results are packed
             for run in await asyncio.to_thread(_out_of_date, self._context.directory / "runs", kept):
                 await asyncio.to_thread(remove_run, self._context.directory, run)
             keep = {manifest for order in active for manifest in order.program.manifests}

@@ -19,9 +19,13 @@ def changed_since(manifest: FolderManifest, folder: Path, limits: FolderLimits) 
 
     Ignore files do not apply: git often ignores checkpoints, and these are the result of a run.
     """
+    return sorted(file.path for file in check_size(folder, altered_files(manifest, folder), limits))
+
+
+def altered_files(manifest: FolderManifest, folder: Path) -> Iterator[FoundFile]:
+    """Return new and changed files, in any order."""
     known = {entry.path: entry for entry in manifest.files}
-    altered = (file for file in _files(folder) if not _is_same(known.get(file.path), file))
-    return sorted(file.path for file in check_size(folder, altered, limits))
+    return (file for file in _files(folder) if not _is_same(known.get(file.path), file))
 
 
 def drop_unchanged(manifest: FolderManifest, folder: Path, is_stored: Callable[[FileEntry], bool]) -> int:

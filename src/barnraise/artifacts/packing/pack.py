@@ -31,7 +31,7 @@ from barnraise.core.files import create_file, discard, write_all
 from barnraise.core.units import format_size
 
 _MOST_LISTED = 8
-_LOOK_AT_MOST = 1_000_000
+LOOK_AT_MOST = 1_000_000
 _THREADS = 4
 
 
@@ -96,12 +96,12 @@ def check_size(folder: Path, files: Iterable[FoundFile], limits: FolderLimits) -
     for file in files:
         checked.append(file)
         total += file.facts.st_size
-        if len(checked) >= _LOOK_AT_MOST:
+        if len(checked) >= LOOK_AT_MOST:
             break
     most_files = min(limits.most_files, MOST_FILES)
     if len(checked) <= most_files and total <= limits.most_bytes:
         return checked
-    at_least = "at least " if len(checked) >= _LOOK_AT_MOST else ""
+    at_least = "at least " if len(checked) >= LOOK_AT_MOST else ""
     if len(checked) > most_files:
         what = f"{folder} has {at_least}{len(checked):,} files to ship, at most {most_files:,} are possible"
     else:

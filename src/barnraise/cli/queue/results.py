@@ -90,6 +90,9 @@ def _bring_one(row: JobRow, store: ArtifactStore) -> int:
         click.echo(f"barnraise: {printable(response.sentence)}", err=True)
         return 1
     count = unpack_into(store, response.manifest, target)
+    if response.sentence:
+        where = " and ".join(map(printable, row.machines))
+        click.echo(f"barnraise: job {row.job} on {where}: {printable(response.sentence)}", err=True)
     click.echo(
         f"barnraise: job {row.job} wrote {counted(count, 'file')} in {os.path.relpath(target)}", err=True
     )

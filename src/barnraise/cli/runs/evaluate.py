@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,10 @@ _SET_ELSEWHERE = {  # arguments of the model that a worker sets, and what to do 
 @click.option("--include-path", metavar="FOLDER", help="A folder with tasks of your own, inside this one.")
 @click.option("--num-fewshot", type=int, help="Examples before each question (default: the task's).")
 @click.option("--limit", type=float, help="Use only this many samples of each task, for a trial.")
-@click.option("--batch-size", help="Requests that the model computes at once (default: 1).")
+@click.option(
+    "--batch-size",
+    help="Requests that the model computes at once (default: 1). With one machine only: auto.",
+)
 @click.option(
     "--requests", type=click.IntRange(1), help="Requests that a machine takes at a time (default: 32)."
 )
@@ -59,7 +63,8 @@ def eval_command(on: tuple[str, ...], model: str | None, **options: Any) -> int:
     """Evaluate a language model on all machines with lm-evaluation-harness.
 
     This folder and the model are sent. The metrics are printed, and their file comes back into
-    barnraise-runs/. The numbers are those of one machine, also if machines are lost.
+    barnraise-runs/. The numbers are those of one machine if the machines compute alike, also if machines
+    are lost. Processors of different kinds may differ in the last bits of a result.
     """
     from barnraise.cli.runs import run
 
@@ -68,6 +73,8 @@ def eval_command(on: tuple[str, ...], model: str | None, **options: Any) -> int:
     _check_model(model, has_arguments=bool(options["model_args"]) or kind != _KIND)
     if options["include_path"] is not None:
         options["include_path"] = _inside(options["include_path"])
+    machines = tuple(name for text in on for name in text.split(",") if name)
+    _check_batch_size(options["batch_size"] or "", machines)
     arguments = [_MODULE]
     for name in _PASSED_ON:
         value = options.pop(name)
@@ -75,7 +82,6 @@ def eval_command(on: tuple[str, ...], model: str | None, **options: Any) -> int:
             arguments += [f"--{name.replace('_', '-')}", f"{value}"]
     options["title"] = options["title"] or "eval"
     chosen = take_run_options(options)
-    machines = tuple(name for text in on for name in text.split(",") if name)
     models = (f"{_MODEL}={model}",) if model is not None else ()
     variables = options["variables"]
     command = RunCommandOptions(on=machines, models=models, variables=variables, imports=_imports(kind))
@@ -108,6 +114,15 @@ def _check_model(model: str | None, *, has_arguments: bool) -> None:
         raise RunError(
             f"{model} is an adapter, and lm_eval needs a whole model",
             hint="Write one first: barnraise export RUN ../merged --merged --base PATH|ID",
+        )
+
+
+def _check_batch_size(size: str, machines: Sequence[str]) -> None:
+    """Raise RunError if several machines could each find a batch size of their own."""
+    if size.startswith("auto") and len(machines) != 1:
+        raise RunError(
+            f"--batch-size {size} finds another size on each machine, so the numbers may differ",
+            hint="Write a number. Or name one machine: --on MACHINE.",
         )
 
 

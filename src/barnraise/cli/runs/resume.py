@@ -16,13 +16,14 @@ from barnraise.agent_client.run_requests import (
     FetchCheckpointResponse,
     NewestCheckpointRequest,
     NewestCheckpointResponse,
+    PartRow,
     ResumeRunRequest,
     RunRow,
     RunStarted,
     WatchRequest,
     WatchResponse,
 )
-from barnraise.artifacts import ArtifactStore, store_directory
+from barnraise.artifacts import RESULTS_STAY, ArtifactStore, store_directory
 from barnraise.cli.agent_call import ask, offer_agent
 from barnraise.cli.runs.run import conclude
 from barnraise.cli.runs.run_view import watch
@@ -31,6 +32,7 @@ from barnraise.core.command import runner
 from barnraise.core.config import load_settings, state_directory
 from barnraise.core.errors import RunError, ShippingError
 from barnraise.core.names import list_names
+from barnraise.core.sanitize import printable
 from barnraise.core.units import counted, format_size
 
 _RESUME_S = 600.0  # what the run was started with may have to come first
@@ -68,7 +70,8 @@ def export(run: str, target: Path, form: str = "model", base: Path | None = None
 
     ``form``: ``model``, ``adapter`` or ``merged``. ``base``: the folder of the base model to merge with.
     """
-    row = ask(WatchRequest(run=run, wait_s=0), WatchResponse).row
+    response = ask(WatchRequest(run=run, wait_s=0), WatchResponse)
+    row = response.row
     _bring_newest(row)
     state = state_directory(load_settings())
     command = [sys.executable, "-P", "-m", "barnraise.checkpoint", str(state), row.run, str(target.resolve())]
@@ -89,12 +92,12 @@ def export(run: str, target: Path, form: str = "model", base: Path | None = None
     click.echo(f"barnraise: {target / file} is {noun} {steps}", err=True)
     if is_part:
         click.echo(f"barnraise: {_describe_base(facts['base_tensors'])}", err=True)
-    if newer := _describe_newer_steps(row, int(facts["steps"])):
-        click.echo(f"barnraise: {newer}", err=True)
+    if newer := _describe_newer_steps(row, int(facts["steps"]), response.parts):
+        click.echo(f"barnraise: {printable(newer)}", err=True)
     return 0
 
 
-def _describe_newer_steps(row: RunRow, written: int) -> str:
+def _describe_newer_steps(row: RunRow, written: int, parts: Sequence[PartRow] = ()) -> str:
     """Return what the run committed after the checkpoint that was written, and where that is; or nothing."""
     progress = row.progress
     if progress is None or progress.counts != "step" or progress.step <= written:
@@ -103,7 +106,9 @@ def _describe_newer_steps(row: RunRow, written: int) -> str:
     if row.phase != "ended":
         return f"{newer} The next one comes within checkpoint_s (60 s by default)."
     if row.code == 0:
-        return f"{newer} The last steps are in what the script saved: barnraise attach {row.run}"
+        stay = next((part.words for part in parts if part.words.startswith(RESULTS_STAY)), "")
+        saved = stay or f"barnraise attach {row.run}"
+        return f"{newer} The last steps are in what the script saved: {saved}"
     return f"{newer} To train the last steps again: barnraise resume {row.run}"
 
 

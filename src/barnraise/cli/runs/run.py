@@ -179,9 +179,9 @@ def bring_results(run: str, store: ArtifactStore, target: Path) -> None:
     """Fetch the files that rank 0 wrote."""
     with waiting("barnraise: receiving the files that the script wrote"):
         response = ask(ResultsRequest(run), ResultsResponse, timeout_s=600.0, offer_start=False)
+    if response.sentence:
+        click.echo(f"barnraise: {printable(response.sentence)}", err=True)
     if not response.manifest:
-        if response.sentence:
-            click.echo(f"barnraise: {printable(response.sentence)}", err=True)
         return
     count = unpack_into(store, response.manifest, target)
     files = [file for file in target.rglob("*") if file.is_file()]

@@ -105,6 +105,27 @@ def request_stop(record: RunRecord, requester: str, *, hard: bool) -> RunRecord 
     )
 
 
+def end_forgotten(record: RunRecord) -> RunRecord:
+    """Return the end of a run for a machine that was away while the others forgot the run.
+
+    How it ended is not known any more. The record has no worker, so steps that were trained alone do not
+    count and nothing is collected.
+    """
+    sentence = "it ended while this machine was away"
+    return replace(
+        record,
+        version=record.version + 1,
+        phase="ended",
+        generation=record.generation + 1,
+        slots=(),
+        joining=(),
+        paused=(),
+        provisional=0,
+        why=sentence,
+        outcome=RunOutcome(code=STOPPED, sentence=sentence),
+    )
+
+
 def reason_to_decide_alone(
     record: RunRecord,
     me: bytes,

@@ -67,6 +67,7 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     results_at: Annotated[bytes, Meta(max_length=32)] = b""
     is_collected: bool = False
     results_note: Reason = ""
+    ended_at: Annotated[float, Meta(ge=0, le=1e12)] = 0.0  # wall clock; says which jobs are forgotten first
 
     @property
     def has_ended(self) -> bool:
@@ -179,14 +180,24 @@ def with_results(
 # what people change
 
 
-def cancel_job(record: JobRecord, requester: str) -> JobRecord | None:
-    """Return the record of a job that a person cancels; None if it has ended."""
+def cancel_job(record: JobRecord, requester: str, *, at: float = 0.0) -> JobRecord | None:
+    """Return the record of a job that a person cancels; None if it has ended. ``at``: the wall clock."""
     if record.has_ended:
         return None
     why = f"cancelled from {requester}"
     if record.attempt is not None:
-        return end_attempt(record, "stopped", why, state="cancelled")
-    return changed_job(record, state="cancelled", why=why)
+        return end_attempt(record, "stopped", why, state="cancelled", ended_at=at)
+    return changed_job(record, state="cancelled", why=why, ended_at=at)
+
+
+def end_forgotten(record: JobRecord) -> JobRecord:
+    """Return the end of a job for a machine that was away while the others forgot the job.
+
+    How it ended is not known any more, so it is not listed.
+    """
+    why = "it ended while this machine was away"
+    ended = cancel_job(record, "") or record
+    return replace(ended, why=why, is_cleared=True)
 
 
 def pause_job(record: JobRecord, *, is_paused: bool) -> JobRecord | None:
@@ -271,17 +282,28 @@ def _place_between(low: int | None, high: int | None) -> int:
 
 
 def can_forget(jobs: Mapping[int, KnownJob], keep: int) -> list[int]:
-    """Return the oldest ended jobs that no other job needs, if more than ``keep`` have ended.
+    """Return the jobs that ended first and that no other job needs, if more than ``keep`` have ended.
 
-    The newest job stays, because the next number follows from it.
+    Jobs whose results are still awaited are counted on their own. The newest job stays, because the next
+    number follows from it.
     """
-    ended = sorted(number for number, job in jobs.items() if job.record.has_ended)
-    needed: set[int] = {max(jobs, default=0)}
+    settled: list[tuple[float, int]] = []
+    awaiting: list[tuple[float, int]] = []
+    for number, job in jobs.items():
+        if job.record.has_ended:
+            rows = awaiting if job.record.awaits_results else settled
+            rows.append((job.record.ended_at, number))
+    if max(len(settled), len(awaiting)) <= keep:
+        return []
+    needed = {max(jobs)}
     for job in jobs.values():
         if not job.record.has_ended:
             needed.update(job.spec.job_options.after)
-    surplus = max(0, len(ended) - keep)
-    return [number for number in ended if number not in needed][:surplus]
+    forgotten: list[int] = []
+    for rows in (settled, awaiting):
+        surplus = max(0, len(rows) - keep)
+        forgotten += [number for _, number in sorted(rows) if number not in needed][:surplus]
+    return forgotten
 
 
 def check_after(jobs: Collection[int], after: Iterable[int]) -> None:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from barnraise.agent_client.run_requests import TrainingProgress
 from barnraise.core.units import counted, format_size
 from barnraise.runs.queue.job import (
@@ -75,7 +77,8 @@ class QueueRun(NamedTuple):
 class QueueFacts(NamedTuple):
     """All inputs of one decision. ``away_s``: for how long machines have been absent.
 
-    ``unsaved``: jobs whose record is not yet on the disks of a quorum. ``at``: wall clock, for people only.
+    ``unsaved``: jobs whose record is not yet on the disks of a quorum. ``at``: wall clock, which people see
+    and which orders ended jobs.
     ``absent_files``: jobs with files that no present machine has, and the machines known to have them.
     """
 
@@ -140,6 +143,9 @@ def decide(facts: QueueFacts) -> QueueDecision:
             _follow(job, facts, decision)
         elif job.record.awaits_results and job.run in facts.runs and facts.runs[job.run].is_collected:
             decision.changed[job.number] = _with_results(changed_job(job.record), facts.runs[job.run], "")
+    for number, record in decision.changed.items():
+        if record.has_ended and not facts.jobs[number].record.has_ended:
+            decision.changed[number] = replace(record, ended_at=facts.at)
     _place(facts, decision)
     return decision
 
@@ -225,7 +231,10 @@ def _failed(job: KnownJob, attempt: JobAttempt, run: QueueRun, facts: QueueFacts
     """Return the record of a job whose attempt failed: it waits for another machine, or has failed."""
     memory = _memory_of(attempt, facts.machines) if run.lacks_memory else 0
     tried = end_attempt(job.record, "failed", run.sentence, short_of=memory, state="waiting")
-    failures = sum(other.end == "failed" for other in tried.attempts)
+    is_on_all = job.spec.job_options.each == "all"
+    if memory and not is_on_all:
+        return tried  # each attempt needs a larger device than the last one, so this has an end
+    failures = sum(other.end == "failed" and (is_on_all or not other.short_of) for other in tried.attempts)
     again = KnownJob(job.spec, tried, job.nodes)
     has_other = any(_placements(again, machine) for machine in facts.machines)
     if failures <= job.spec.job_options.retries and has_other:
@@ -353,8 +362,8 @@ def _demand(job: KnownJob) -> _Demand:
         job.nodes,
         job.spec.options.min_nodes,
         options.needs_bytes,
-        tuple(attempt.nodes for attempt in attempts if attempt.end == "failed"),
-        max((attempt.short_of for attempt in attempts), default=0),
+        tuple(attempt.nodes for attempt in attempts if _excludes_machines(attempt)),
+        _short_of(job),
     )
 
 
@@ -403,14 +412,27 @@ def _choose_all(
 
 
 def _is_allowed(job: KnownJob, machine: QueueMachine) -> bool:
-    """Tell whether a job may use a machine: it was named, and the job did not fail there."""
+    """Tell whether a job may use a machine: it was named, and the job did not fail there.
+
+    A job that ran out of memory may use a larger device of the same machine.
+    """
     if job.nodes and machine.node not in job.nodes:
         return False
     if job.spec.job_options.each == "all":
         return True
     return all(
-        attempt.end != "failed" or machine.node not in attempt.nodes for attempt in job.record.attempts
+        machine.node not in attempt.nodes for attempt in job.record.attempts if _excludes_machines(attempt)
     )
+
+
+def _excludes_machines(attempt: JobAttempt) -> bool:
+    """Tell whether the job must not be tried on the machines of this attempt again."""
+    return attempt.end == "failed" and not attempt.short_of
+
+
+def _short_of(job: KnownJob) -> int:
+    """Return the memory of the largest device that was too small for a job; 0 if none was."""
+    return max((attempt.short_of for attempt in job.record.attempts), default=0)
 
 
 def _placements(job: KnownJob, machine: QueueMachine) -> list[tuple[float, int, _Placement]]:
@@ -430,7 +452,7 @@ def _placements(job: KnownJob, machine: QueueMachine) -> list[tuple[float, int, 
 
 
 def _has_memory(job: KnownJob, device: FreeDevice) -> bool:
-    short_of = max((attempt.short_of for attempt in job.record.attempts), default=0)
+    short_of = _short_of(job)
     return device.memory_bytes >= job.spec.job_options.needs_bytes and (
         not short_of or device.memory_bytes > short_of
     )
@@ -442,7 +464,8 @@ def _no_machine(job: KnownJob, allowed: Sequence[QueueMachine], facts: QueueFact
         return f"waits for {facts.name(first.node)}, which is paused: {first.paused}"
     if job.nodes:
         return f"waits for {' or '.join(map(facts.name, job.nodes))}"
-    failed = [node for attempt in job.record.attempts if attempt.end == "failed" for node in attempt.nodes]
+    attempts = job.record.attempts
+    failed = [node for attempt in attempts if _excludes_machines(attempt) for node in attempt.nodes]
     if failed:
         return f"waits for another machine than {' and '.join(map(facts.name, dict.fromkeys(failed)))}"
     return "waits for a machine"
@@ -451,6 +474,6 @@ def _no_machine(job: KnownJob, allowed: Sequence[QueueMachine], facts: QueueFact
 def _too_small(job: KnownJob, usable: Sequence[QueueMachine]) -> str:
     largest = max((device.memory_bytes for machine in usable for device in machine.devices), default=0)
     needs = job.spec.job_options.needs_bytes
-    if any(attempt.short_of for attempt in job.record.attempts):
-        return f"ran out of memory; waits for a device with more than {format_size(largest)}"
+    if short_of := _short_of(job):
+        return f"ran out of memory; waits for a device with more than {format_size(short_of)}"
     return f"needs {format_size(needs)} on each device; the largest here has {format_size(largest)}"

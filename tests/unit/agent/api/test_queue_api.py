@@ -13,7 +13,7 @@ from barnraise.agent.api import queue_api
 from barnraise.agent.queue import registry as registry_module
 from barnraise.agent.queue.messages import JobUpdate
 from barnraise.agent.queue.registry import JobRegistry
-from barnraise.agent_client.cluster_requests import RequestDone, encode
+from barnraise.agent_client.cluster_requests import AgentResponse, RequestDone, encode
 from barnraise.agent_client.queue.requests import (
     AddJobsRequest,
     ChangeJobsRequest,
@@ -27,7 +27,7 @@ from barnraise.agent_client.queue.requests import (
 )
 from barnraise.agent_client.run_options import RunProgram
 from barnraise.core.errors import MembershipError, RunError
-from barnraise.runs.queue.job import JobAttempt, changed_job, decode_job
+from barnraise.runs.queue.job import JobAttempt, JobRecord, changed_job, decode_job, end_forgotten
 from barnraise.transport.ipc.messages import LARGEST_BODY
 from tests.unit.agent.queue.test_registry import OTHER, FakeContext, FakeStore
 from tests.unit.runs.queue.test_job import KEY, job
@@ -125,23 +125,39 @@ def test_job_that_is_on_one_disk_only_is_said_to_wait(monkeypatch: pytest.Monkey
     run(check)
 
 
+async def add_while(
+    agent: Any, context: FakeContext, answer: Callable[[JobRecord], JobRecord]
+) -> AgentResponse:
+    """Add two jobs while another machine has a record of its own for the first number."""
+    context.voters = (OTHER.raw, KEY.id.raw)
+    adding = asyncio.ensure_future(queue_api.answer(agent, ADD))
+    registry = agent.queue.registry
+    while 1 not in registry.jobs:
+        await asyncio.sleep(0)
+    registry.receive(OTHER, JobUpdate(answer(registry.jobs[1].record)))
+    for number in (2, 3):
+        while number not in registry.jobs:
+            await asyncio.sleep(0.01)
+        registry.receive(OTHER, JobUpdate(registry.jobs[number].record))
+    return await adding
+
+
 def test_number_that_most_machines_know_as_another_job_is_not_taken() -> None:
     """After a power cut the store is empty, and this machine did not know the job of the others."""
 
     async def check(agent: Any, context: FakeContext, store: FakeStore) -> None:
-        context.voters = (OTHER.raw, KEY.id.raw)
-        adding = asyncio.ensure_future(queue_api.answer(agent, ADD))
-        registry = agent.queue.registry
-        while 1 not in registry.jobs:
-            await asyncio.sleep(0)
         theirs = job(1, retries=9).record
-        registry.receive(OTHER, JobUpdate(theirs))
-        for number in (2, 3):
-            while number not in registry.jobs:
-                await asyncio.sleep(0.01)
-            registry.receive(OTHER, JobUpdate(registry.jobs[number].record))
-        assert await adding == JobsAdded((2, 3))
-        assert registry.jobs[1].record == theirs
+        assert await add_while(agent, context, lambda ours: theirs) == JobsAdded((2, 3))
+        assert agent.queue.registry.jobs[1].record == theirs
+
+    run(check)
+
+
+def test_number_of_a_job_that_the_others_have_forgotten_is_not_taken() -> None:
+    """A machine that is new in the cluster adds a job before it knows those of the others."""
+
+    async def check(agent: Any, context: FakeContext, store: FakeStore) -> None:
+        assert await add_while(agent, context, end_forgotten) == JobsAdded((2, 3))
 
     run(check)
 

@@ -71,7 +71,7 @@ class Agent:
         self.directory = cluster.folder / f"h{place}"
         members = tuple(PresentMember(key.id.raw, bytes(16)) for key in cluster.keys)
         self.member: Any = SimpleNamespace(view=SimpleNamespace(members=members))
-        self.storage: Any = SimpleNamespace(keep_run=lambda name, record: None, forget_run=lambda name: None)
+        self.storage: Any = SimpleNamespace(keep_run=lambda name, record: None)
         self.host = Host(cluster.network, self.me, self.directory / "stores", patience_s=60.0)
         self.registry = RunRegistry(self)
         self.service = CheckpointService(

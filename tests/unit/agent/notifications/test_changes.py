@@ -86,7 +86,8 @@ def test_end_that_the_majority_overrules_is_told_again() -> None:
 @pytest.mark.parametrize(
     ("report", "since_s", "present", "note"),
     [
-        ({"collected": True, "results": b"r" * 32, "words": "x"}, 0.0, {H0}, ""),
+        ({"collected": True, "results": b"r" * 32}, 0.0, {H0}, ""),
+        ({"collected": True, "results": b"r" * 32, "words": "they lack x"}, 0.0, {H0}, "h0: they lack"),
         ({"collected": True}, 0.0, {H0}, ""),
         ({"collected": True, "words": "the results stay in /x: no space"}, 0.0, {H0}, "h0: the results stay"),
         ({}, MOST_FILES_S - 1, {H0}, None),

@@ -63,7 +63,7 @@ class Agent(FakeContext):
     def has_all(self, manifest: bytes) -> bool:
         return manifest in self.here
 
-    async def fetch(self, manifest: bytes, *_: Any) -> None:
+    async def fetch(self, manifest: bytes, *_: Any, **__: Any) -> None:
         raise ShippingError("no machine sent the list of files")
 
 
@@ -121,7 +121,7 @@ def test_files_of_a_machine_that_is_off_do_not_delay_others(monkeypatch: pytest.
         monkeypatch.setattr(queue, "_missing_files", lambda: rows)
         fetched: list[bytes] = []
 
-        async def fetch(manifest: bytes, *_: Any) -> None:
+        async def fetch(manifest: bytes, *_: Any, **__: Any) -> None:
             fetched.append(manifest)
             if manifest == away:
                 await asyncio.Event().wait()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from barnraise.agent.queue import registry as registry_module
 from barnraise.agent.queue.messages import JobsHeld, JobUpdate, QueueMessage, decode
 from barnraise.agent.queue.registry import JobRegistry
+from barnraise.agent.record_store import RecordStore
 from barnraise.agent_client.queue.requests import MAX_ADDED
 from barnraise.core.errors import MembershipError, ProtocolError, RunError
 from barnraise.identity import NodeId, NodeKey
@@ -20,12 +21,14 @@ from barnraise.runs.queue.job import (
     JobRecord,
     cancel_job,
     changed_job,
+    clear_job,
     decode_job,
     encode_job,
     new_job,
     pause_job,
 )
 from barnraise.runs.queue.spec import sign_job
+from tests.unit.agent.test_record_store import StoreOfCluster
 from tests.unit.runs.queue.test_job import KEY, job
 
 OTHER = NodeKey.generate().id
@@ -38,6 +41,7 @@ class FakeContext:
         self.me, self.storage, self.log, self.member = KEY.id, self, self, self
         self.current = True
         self.disk: dict[int, bytes] = {}
+        self.forgotten: list[tuple[int, int]] = []
         self.sent: list[NodeId] = []
         self.messages: list[tuple[NodeId, QueueMessage]] = []
         self.view = self
@@ -56,8 +60,13 @@ class FakeContext:
     def keep_job(self, number: int, value: bytes) -> None:
         self.disk[number] = value
 
-    def forget_job(self, number: int) -> None:
-        del self.disk[number]
+    def forget_jobs(self, numbers: Iterable[int], forgotten: Iterable[tuple[int, int]]) -> None:
+        for number in numbers:
+            del self.disk[number]
+        self.forgotten = list(forgotten)
+
+    def forgotten_jobs(self) -> list[tuple[int, int]]:
+        return self.forgotten
 
     def linked_nodes(self) -> list[NodeId]:
         return [OTHER]
@@ -80,6 +89,13 @@ class FakeStore:
 
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}
+        self.unwanted: list[str] = []
+
+    def forget(self, names: Iterable[str]) -> None:
+        self.unwanted += names
+
+    def reset(self) -> None:
+        self.unwanted.clear()
 
     async def compare_set(self, name: str, expected: bytes, desired: bytes) -> bytes:
         current = self.values.get(name)
@@ -439,3 +455,94 @@ def test_machine_outside_the_cluster_gets_no_answer() -> None:
         assert context.answers() == []
 
     run(check, role=None)
+
+
+# jobs that are not kept any more
+
+
+def ended(record: JobRecord, at: float) -> JobRecord:
+    cancelled = cancel_job(record, "mac", at=at)
+    assert cancelled is not None
+    return cancelled
+
+
+def test_forgotten_job_is_not_revived_and_ends_on_a_machine_that_was_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(registry_module, "_MAX_ENDED", 2)
+
+    async def check(registry: JobRegistry, context: Any, store: FakeStore) -> None:
+        for number in range(1, 6):
+            await registry.write(job(number).record)
+            await registry.write(ended(job(number).record, at=float(number)))
+        assert sorted(registry.jobs) == sorted(context.disk) == [4, 5]
+        assert store.unwanted == ["1", "2", "3"]
+        again = JobRegistry(context)  # after a restart of the agent
+        again.load()
+        ends = []
+        for known in (registry, again):
+            context.answers()
+            known.receive(OTHER, JobUpdate(paused(job(2).record)))
+            known.receive(OTHER, JobUpdate(ended(job(2).record, at=2.0)))
+            assert sorted(known.jobs) == [4, 5]
+            (answer,) = context.answers()
+            assert isinstance(answer, JobUpdate), "the end of a job needs no answer"
+            ends.append(answer.record)
+        assert store.unwanted == ["1", "2", "3", "2"], "that machine may have written its record again"
+        away = JobRegistry(FakeContext())  # type: ignore[arg-type]
+        away.apply(paused(job(2).record))
+        assert away.apply(ends[0], OTHER)
+        record = away.jobs[2].record
+        assert (record.has_ended, record.is_cleared) == (True, True)
+        assert record.why == "it ended while this machine was away"
+
+    run(check)
+
+
+def test_store_does_not_grow_with_the_number_of_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry_module, "_MAX_ENDED", 3)
+
+    async def play() -> None:
+        context: Any = FakeContext()
+        context.kv = cluster = StoreOfCluster()
+        registry = JobRegistry(context)
+        assert isinstance(registry._records, RecordStore)
+        sizes = []
+        for number in range(1, 13):
+            await registry.write(job(number).record)
+            await registry.write(ended(job(number).record, at=float(number)))
+            await registry._records.delete_some(registry._needs_key)
+            (space,) = cluster.store._namespaces.values()
+            sizes.append(len(space.values))
+        assert sizes == [1, 2, 3, *([3] * 9)]
+
+    asyncio.run(play())
+
+
+def test_key_of_a_cleared_job_is_deleted_but_not_that_of_the_newest() -> None:
+    async def check(registry: JobRegistry, context: Any, store: FakeStore) -> None:
+        for number in (1, 2):
+            await registry.write(job(number).record)
+            record = ended(job(number).record, at=1.0)
+            await registry.write(record)
+            cleared = clear_job(record)
+            assert cleared is not None
+            await registry.write(cleared)
+        assert store.unwanted == ["1", "2"]
+        assert [registry._needs_key(name) for name in ("1", "2", "3")] == [False, True, False]
+
+    run(check)
+
+
+def test_forgotten_numbers_of_an_old_cluster_are_free_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry_module, "_MAX_ENDED", 0)
+
+    async def check(registry: JobRegistry, context: Any, store: FakeStore) -> None:
+        for number in (1, 2):
+            await registry.write(job(number).record)
+            await registry.write(ended(job(number).record, at=1.0))
+        assert not registry.apply(job(1).record, OTHER)
+        registry.reset()
+        assert registry.apply(job(1).record, OTHER)
+
+    run(check)

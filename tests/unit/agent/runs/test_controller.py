@@ -9,13 +9,17 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from barnraise.agent.runs import registry as registry_module
 from barnraise.agent.runs.controller import RunController
-from barnraise.agent.runs.registry import RunEntry
+from barnraise.agent.runs.registry import RunEntry, RunRegistry
+from barnraise.agent_client.kv_messages import LOBBY, CountResult, KvDone, Namespace
 from barnraise.core.errors import MembershipError, ProtocolError, RunError
 from barnraise.identity import NodeKey
 from barnraise.identity.trust import TrustLog
 from barnraise.runs.control.lifecycle import next_record
 from barnraise.runs.record import RunRecord, RunSpec, encode_record, sign_spec
+from tests.unit.agent.runs.test_registry import MachineWithDisk, ended, record_of
+from tests.unit.agent.test_record_store import StoreOfCluster
 from tests.unit.runs.control.test_lifecycle import KEY, at_work, order, report
 
 NAS, BOX = NodeKey.generate(), NodeKey.generate()
@@ -114,7 +118,9 @@ def test_record_of_the_store_is_applied_only_if_a_quorum_confirms_the_view(is_cu
         return True
 
     context: Any = SimpleNamespace(me=KEY.id, member=SimpleNamespace(is_current=lambda now: is_current))
-    registry: Any = SimpleNamespace(apply=apply, runs={order().run: SimpleNamespace()})
+    registry: Any = SimpleNamespace(
+        apply=apply, runs={order().run: SimpleNamespace()}, has_forgotten=lambda *_: False
+    )
 
     async def write() -> None:
         controller = RunController(context, registry)
@@ -133,7 +139,8 @@ def test_record_of_another_run_in_the_store_is_rejected() -> None:
     context: Any = SimpleNamespace(me=KEY.id, member=SimpleNamespace(is_current=lambda now: True))
 
     async def write() -> None:
-        controller = RunController(context, SimpleNamespace())  # type: ignore[arg-type]
+        registry: Any = SimpleNamespace(has_forgotten=lambda *_: False)
+        controller = RunController(context, registry)
         controller._records = _LyingStore(other)  # type: ignore[assignment]
         await controller.write(None, ours)
 
@@ -172,3 +179,27 @@ def test_store_that_lost_its_contents_takes_the_known_version_of_a_run(stored_ve
         with pytest.raises(RunError, match="changed at the same time"):
             asyncio.run(write())
         assert values[0] == encode_record(stored), "a quorum has decided meanwhile"
+
+
+def test_store_does_not_grow_with_the_number_of_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry_module, "_MAX_ENDED", 3)
+
+    async def play() -> None:
+        context: Any = MachineWithDisk()
+        context.kv = store = StoreOfCluster()
+        registry = RunRegistry(context)
+        controller = RunController(context, registry)
+        counts = []
+        for number in range(12):
+            record = record_of(f"run-{number}")
+            entry = await controller.write(None, record)
+            await controller.write(entry, ended(record))
+            await controller._records.delete_some(registry.runs.__contains__)
+            counted = await store.request(CountResult(Namespace("@runs", LOBBY), bytes(16), 1, b""), 1.0)
+            assert isinstance(counted, KvDone)
+            counts.append(counted.count)
+        assert counts == [1, 2, 3, *([3] * 9)]
+        with pytest.raises(RunError, match="run-0 has ended, and its record is not kept any more"):
+            await controller.write(None, record_of("run-0"))
+
+    asyncio.run(play())

@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from barnraise.agent.runs import messages
+from barnraise.agent.runs import registry as registry_module
+from barnraise.agent.runs.messages import RecordUpdate
 from barnraise.agent.runs.registry import RunRegistry
 from barnraise.agent_client.run_requests import TrainingProgress
 from barnraise.core.errors import ProtocolError, RunError, TrustError
 from barnraise.identity import NodeId, NodeKey
-from barnraise.runs.record import RunRecord, WorkerState, attempt_spec, sign_attempt, sign_spec
+from barnraise.runs.record import (
+    ENDED,
+    RunOutcome,
+    RunRecord,
+    WorkerState,
+    attempt_spec,
+    sign_attempt,
+    sign_spec,
+)
 from tests.unit.runs.control.test_lifecycle import KEY, NAMES, A, B, C, order, report
 from tests.unit.runs.queue.test_job import job
 
@@ -214,3 +227,149 @@ def test_spec_follows_machines_to_their_new_keys() -> None:
         assert registry.view_changed() == []
 
     asyncio.run(followed())
+
+
+# runs that have ended
+
+
+class MachineWithDisk(FakeContext):
+    """An owner's machine with a disk."""
+
+    def __init__(self) -> None:
+        super().__init__("owner")
+        self.disk: dict[str, bytes] = {}
+        self.hashes: dict[str, bytes] = {}
+        self.sent: list[tuple[NodeId, RunRecord]] = []
+
+    def runs(self) -> list[tuple[str, bytes]]:
+        return list(self.disk.items())
+
+    def keep_run(self, name: str, value: bytes) -> None:
+        self.disk.pop(name, None)  # the last change is last
+        self.disk[name] = value
+
+    def forget_run(self, name: str, digest: bytes) -> None:
+        del self.disk[name]
+        self.hashes[name] = digest
+
+    def forgotten_runs(self) -> list[tuple[str, bytes]]:
+        return list(self.hashes.items())
+
+    def send_bulk(self, node: NodeId, message: bytes) -> None:
+        update = messages.decode(memoryview(message)[1:])
+        assert isinstance(update, RecordUpdate)
+        self.sent.append((node, update.record))
+
+
+def record_of(run: str, at: float = 0.0) -> RunRecord:
+    return sign_spec(order(run=run, at=at), KEY)
+
+
+def ended(record: RunRecord, **fields: Any) -> RunRecord:
+    outcome = RunOutcome(code=0, sentence="finished successfully")
+    return replace(record, version=record.version + 1, phase=ENDED, outcome=outcome, **fields)
+
+
+def with_disk(check: Callable[[RunRegistry, Any], Coroutine[Any, Any, None]]) -> None:
+    async def play() -> None:
+        context: Any = MachineWithDisk()
+        await check(RunRegistry(context), context)
+
+    asyncio.run(play())
+
+
+def test_run_that_began_first_and_ended_last_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry_module, "_MAX_ENDED", 3)
+
+    async def check(registry: RunRegistry, context: Any) -> None:
+        registry.apply(record_of("long"))
+        for number in range(5):
+            registry.apply(ended(record_of(f"short-{number}")))
+        registry.apply(ended(record_of("long")))
+        registry.apply(record_of("next"))
+        assert list(registry.runs) == ["long", "short-4", "next"]
+        assert sorted(context.disk) == sorted(registry.runs)
+        again = RunRegistry(context)  # after a restart of the agent
+        again.load()
+        monkeypatch.setattr(registry_module, "_MAX_ENDED", 2)
+        again.apply(record_of("after"))
+        assert sorted(again.runs) == ["after", "long", "next"]
+
+    with_disk(check)
+
+
+def test_runs_that_are_needed_or_not_agreed_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry_module, "_MAX_ENDED", 2)
+
+    async def check(registry: RunRegistry, context: Any) -> None:
+        registry.needed_runs = lambda: {"needed"}
+        registry.apply(ended(record_of("needed")))
+        registry.apply(ended(record_of("alone"), provisional=1))
+        for number in range(5):
+            registry.apply(ended(record_of(f"short-{number}")))
+        assert list(registry.runs) == ["needed", "alone", "short-3", "short-4"]
+
+    with_disk(check)
+
+
+def test_report_about_a_run_that_is_not_kept_is_logged_and_not_sent(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def check(registry: RunRegistry, context: Any) -> None:
+        registry.send_report(report("ended", results=bytes(32)))
+        assert registry.runs == {}
+        assert "a report about run train-abcd is not sent" in caplog.text
+
+    with_disk(check)
+
+
+def test_forgotten_run_is_not_revived_and_ends_on_a_machine_that_was_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(registry_module, "_MAX_ENDED", 1)
+
+    async def check(registry: RunRegistry, context: Any) -> None:
+        forgotten: list[str] = []
+        registry.on_forgotten = forgotten.append
+        first = record_of("first")
+        old = replace(first, version=2, phase="running", provisional=1)
+        registry.apply(ended(first))
+        registry.apply(record_of("second"))
+        assert forgotten == ["first"]
+        again = RunRegistry(context)  # after a restart of the agent
+        again.load()
+        for known in (registry, again):
+            assert not known.apply(old, NodeId(B))
+            assert not known.apply(ended(first), NodeId(B))
+            assert "first" not in known.runs
+        assert forgotten == ["first", "first"], "that machine may have written its record again"
+        (node, answer), _ = context.sent
+        assert node == NodeId(B), "the end of a run needs no answer"
+        away: Any = MachineWithDisk()
+        other = RunRegistry(away)
+        settled: list[bool] = []
+        other.on_settled = lambda entry, counts: settled.append(counts)
+        away.report_event = lambda text: None
+        other.apply(old)
+        assert other.apply(answer, NodeId(A))
+        entry = other.runs["first"]
+        assert entry.has_ended
+        assert entry.record.outcome is not None
+        assert entry.record.outcome.sentence == "it ended while this machine was away"
+        assert (settled, entry.record.nodes) == ([False], ())
+
+    with_disk(check)
+
+
+def test_later_run_with_the_name_of_a_forgotten_one_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry_module, "_MAX_ENDED", 1)
+    monkeypatch.setattr(registry_module, "MOST_FORGOTTEN", 2)
+
+    async def check(registry: RunRegistry, context: Any) -> None:
+        for number in range(4):
+            registry.apply(ended(record_of(f"run-{number}")))
+        assert registry.has_forgotten("run-2", record_of("run-2"))
+        assert registry.apply(record_of("run-2", at=7.0), NodeId(B))
+        assert not registry.has_forgotten("run-0", record_of("run-0")), "only the newest are remembered"
+
+    with_disk(check)

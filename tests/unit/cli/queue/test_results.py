@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from barnraise.agent_client.queue.requests import JobRow, ListJobsRequest, QueueResponse
+from barnraise.agent_client.run_requests import ResultsResponse
 from barnraise.cli.queue import results
 
 
@@ -49,6 +50,22 @@ def test_files_that_stayed_on_a_machine_are_not_reported_as_none(
     printed = capsys.readouterr().err
     assert "job 1 on pc: the results stay in /runs/folder: they are too large" in printed
     assert "job 2 wrote no file" in printed
+
+
+def test_files_that_were_left_out_are_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ask(request: object, expected: object, timeout_s: float = 0.0) -> object:
+        if isinstance(request, ListJobsRequest):
+            return QueueResponse(jobs=(row(1, has_results=True),))
+        return ResultsResponse(bytes(32), "the results lack out/checkpoint-100")
+
+    monkeypatch.setattr(results, "ask", ask)
+    monkeypatch.setattr(results, "unpack_into", lambda *_: 3)
+    assert results.bring((), waits=False) == 0
+    printed = capsys.readouterr().err
+    assert "job 1 on pc: the results lack out/checkpoint-100" in printed
+    assert "job 1 wrote 3 files" in printed
 
 
 def test_wait_goes_on_when_a_job_that_was_brought_leaves_the_list(

@@ -49,6 +49,13 @@ def test_machines_are_named_as_for_a_run(monkeypatch: pytest.MonkeyPatch) -> Non
     assert options.imports == ("lm_eval", "torch", "transformers", "accelerate")
 
 
+def test_batch_size_of_one_machine_may_be_automatic(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = starts(monkeypatch)
+    words = ["eval", "--model", "./model", "--tasks", "mine", "--batch-size", "auto", "--on", "pc"]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    assert started[0][1][-2:] == ["--batch-size", "auto"]
+
+
 def test_options_stand_in_the_project_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     started = starts(monkeypatch)
     monkeypatch.chdir(tmp_path)
@@ -105,6 +112,16 @@ def test_model_that_each_machine_has_is_named_by_its_argument(monkeypatch: pytes
         ((), "no model was named", "--model ../merged"),
         (("--model", "./model", "--include-path", "taks"), "there is no folder taks", "Did you mean tasks?"),
         (("--model", "./model", "--include-path", ".."), ".. is outside of the folder that is sent", "Copy"),
+        (
+            ("--model", "./model", "--batch-size", "auto"),
+            "--batch-size auto finds another size",
+            "--on MACHINE",
+        ),
+        (
+            ("--model", "./model", "--batch-size", "auto:4", "--on", "mac,pc"),
+            "--batch-size auto:4 finds another size",
+            "Write a number",
+        ),
     ],
 )
 def test_mistake_is_named_before_anything_is_sent(

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
+from msgspec.structs import replace
 from safetensors.torch import load_file
 
-from barnraise.agent_client.run_requests import RunRow, TrainingProgress
+from barnraise.agent_client.run_requests import PartRow, RunRow, TrainingProgress
 from barnraise.cli.runs.export import export_command
 from barnraise.cli.runs.resume import _describe_newer_steps, _next_step
 from barnraise.core.errors import RunError
@@ -117,6 +118,19 @@ def test_steps_after_the_checkpoint_are_named(step: int, phase: str, code: int |
     assert bool(described) == bool(words)
     assert words in described
     assert not words or "committed 80 steps" in described
+
+
+def test_files_that_stay_on_their_machine_are_not_looked_for_with_attach() -> None:
+    row = RunRow(
+        run="train-8f3z", title="", command=("train.py",), by="mac", at=0, phase="ended", generation=1,
+        version=1, sentence="", machines=("mac",), code=0, progress=TrainingProgress(step=80),
+    )  # fmt: skip
+    stay = PartRow(name="mac", stage="ended", words="the results stay in /x on mac: they are too large")
+    described = _describe_newer_steps(row, 75, (stay,))
+    assert described.endswith(f"in what the script saved: {stay.words}")
+    lack = replace(stay, words="the results lack out/checkpoint-100 (2 GiB)")
+    assert described != _describe_newer_steps(row, 75, (lack,))
+    assert _describe_newer_steps(row, 75, (lack,)).endswith("barnraise attach train-8f3z")
 
 
 @pytest.fixture(scope="module")

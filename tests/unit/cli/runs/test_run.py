@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from barnraise.agent_client.run_requests import FailureRow, RunRow
+from barnraise.agent_client.run_requests import FailureRow, ResultsResponse, RunRow
+from barnraise.artifacts import ArtifactStore
 from barnraise.cli.main import app
 from barnraise.cli.runs import run
 from barnraise.core.errors import RunError
@@ -85,3 +86,15 @@ def test_mistyped_script_and_option_get_a_suggestion(tmp_path: Path, monkeypatch
         result = CliRunner().invoke(app, words)
         assert isinstance(result.exception, RunError), result.output
         assert result.exception.hint.startswith(guess)
+
+
+def test_checkpoints_that_were_left_out_of_the_results_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    response = ResultsResponse(bytes(32), "the results lack out/checkpoint-100")
+    monkeypatch.setattr(run, "ask", lambda *_, **__: response)
+    monkeypatch.setattr(run, "unpack_into", lambda *_: 2)
+    run.bring_results("train-k3f9", ArtifactStore(tmp_path / "store"), tmp_path / "results")
+    printed = capsys.readouterr().err
+    assert "the results lack out/checkpoint-100" in printed
+    assert "the script wrote 2 files" in printed

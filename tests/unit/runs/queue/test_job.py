@@ -23,6 +23,7 @@ from barnraise.runs.queue.job import (
     clear_job,
     decode_job,
     encode_job,
+    end_forgotten,
     move_job,
     new_job,
     pause_job,
@@ -144,6 +145,25 @@ def test_only_ended_jobs_are_cleared_and_forgotten() -> None:
     jobs = {**done, 4: job(4, after=(2,))}
     assert can_forget(jobs, keep=1) == [1, 3]
     assert can_forget(done, keep=0) == [1, 2], "the newest number stays, so that it is not used again"
+
+
+def test_job_that_ended_last_and_one_that_awaits_results_are_kept() -> None:
+    def done(number: int, at: float, *, is_collected: bool = True) -> KnownJob:
+        record = replace(job(number).record, state="done", is_collected=is_collected, ended_at=at)
+        return replace(job(number), record=record)
+
+    jobs = table(done(1, 9.0), done(2, 3.0), done(3, 1.0, is_collected=False), done(4, 2.0), done(5, 4.0))
+    assert can_forget(jobs, keep=2) == [4, 2]
+
+
+def test_end_of_a_forgotten_job_replaces_every_record_that_goes_on() -> None:
+    record = replace(job(1).record, version=7)
+    attempt = JobAttempt(number=1, nodes=(bytes(32),))
+    for known in (record, replace(record, state="running", attempts=(attempt,))):
+        end = end_forgotten(known)
+        assert supersedes(end, known)
+        check_successor(end, known)
+        assert (end.state, end.is_cleared, end.attempt) == ("cancelled", True, None)
 
 
 def test_job_after_an_unknown_one_is_refused() -> None:

@@ -253,6 +253,50 @@ def test_job_that_ran_out_of_memory_gets_a_larger_device() -> None:
     assert placed(decision) == {1: ("pc", "cuda:0")}, "the only device with more than 16 GiB"
 
 
+def out_of_memory(node: bytes, device: str, **options: Any) -> tuple[KnownJob, dict[str, QueueRun]]:
+    """Return a running job, and its run, which ran out of memory."""
+    run = QueueRun((node,), device, 137, "ran out of memory", lacks_memory=True)
+    return running(1, node, device, **options), {RUN: run}
+
+
+@pytest.mark.parametrize("retries", [0, 1])
+def test_job_that_ran_out_of_memory_waits_for_a_larger_device(retries: int) -> None:
+    current, runs = out_of_memory(NAS, "cpu", retries=retries)
+    record = scheduled(current, machines=(SMALL,), runs=runs).changed[1]
+    assert (record.state, record.attempts[-1].short_of) == ("waiting", 4 * GIB)
+    current = replace(current, record=record)
+    decision = scheduled(current, machines=(SMALL,), runs=runs)
+    assert not decision.changed
+    assert decision.waits == {1: "ran out of memory; waits for a device with more than 4 GiB"}
+    assert placed(scheduled(current, runs=runs)) == {1: ("pc", "cuda:0")}, "a larger one has come"
+
+
+def test_job_that_ran_out_of_memory_may_use_a_larger_device_of_the_same_machine() -> None:
+    current, runs = out_of_memory(PC, "cuda:1", retries=0)
+    record = scheduled(current, machines=(FAST,), runs=runs).changed[1]
+    decision = scheduled(replace(current, record=record), machines=(FAST,), runs=runs)
+    assert placed(decision) == {1: ("pc", "cuda:0")}
+
+
+def test_missing_memory_does_not_count_as_a_try() -> None:
+    current, runs = out_of_memory(NAS, "cpu", retries=1)
+    again = scheduled(current, runs=runs).changed[1]
+    second = scheduled(replace(current, record=again), runs=runs).changed[1]
+    name = attempt_run(current.spec, 2)
+    failed = QueueRun((PC,), "cuda:0", 3, "exited", results_at=PC)
+    third = scheduled(replace(current, record=second), runs={**runs, name: failed}).changed[1]
+    assert (third.state, third.attempts[-1].end) == ("waiting", "failed"), "one try is left"
+
+
+def test_job_on_all_machines_that_ran_out_of_memory_has_failed() -> None:
+    attempt = JobAttempt(number=1, nodes=(MAC, NAS))
+    waiting = job(1, each="all")
+    current = replace(waiting, record=replace(waiting.record, state="running", attempts=(attempt,)))
+    runs = {RUN: QueueRun((MAC, NAS), "", 137, "ran out of memory", lacks_memory=True)}
+    record = scheduled(current, machines=(SLOW, SMALL), runs=runs).changed[1]
+    assert (record.state, record.why) == ("failed", "ran out of memory; no other machine can try it now")
+
+
 def test_run_that_a_person_stopped_cancels_its_job() -> None:
     record = scheduled(running(1), runs=ended(130, is_stopped=True)).changed[1]
     assert (record.state, record.attempts[-1].end) == ("cancelled", "stopped")
@@ -295,6 +339,12 @@ def test_ended_job_is_never_changed(state: Any) -> None:
     decision = scheduled(over, runs=ended(0), away_s={PC: 100.0})
     assert not decision.changed
     assert not decision.started
+
+
+def test_end_of_a_job_has_the_time_by_which_old_jobs_are_forgotten() -> None:
+    assert scheduled(running(1), runs=ended(0)).changed[1].ended_at == 7.0
+    assert scheduled(running(1, retries=0), runs=ended(3)).changed[1].ended_at == 7.0
+    assert scheduled(running(1), runs=ended(3)).changed[1].ended_at == 0.0, "it is tried again"
 
 
 # records that only this machine has on disk
