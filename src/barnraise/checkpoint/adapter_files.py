@@ -75,7 +75,7 @@ def write_merged(
 
     ``base``: the folder of the base model; None: the one that the adapter's config names. ``model``: what was
     trained, which may be more than the adapter. ``hashes``: of the base that was trained with. Raise RunError
-    if the base is another one.
+    if the base is another one, or if its class has no place for what was trained.
     """
     config_file = decode(_configs, description.config.encode(), "the adapter's config cannot be read")
     source = base or Path(config_file.base_model_name_or_path or "")
@@ -102,6 +102,15 @@ def write_merged(
         whole = peft.PeftModel.from_pretrained(whole, draft)
     tensors = whole.state_dict()
     _check_base(tensors, hashes, source)
+    # peft ignores what the model has no place for, such as a head that the base's class lacks.
+    loaded = peft.get_peft_model_state_dict(whole, save_embedding_layers=False)
+    beside = model.keys() - description.names.keys() - tensors.keys()
+    if lost := sorted(beside | set(description.names.values()) - loaded.keys()):
+        raise RunError(
+            f"{lost[0]} was trained, but {kind.__name__}, the class in {source / 'config.json'}, has no such "
+            "tensor",
+            hint="Export with --adapter, and merge it with peft into a model of the class that was trained.",
+        )
     more = {name: model[name] for name in model.keys() & tensors.keys() - description.names.keys()}
     whole.load_state_dict(more, strict=False)
     whole.merge_and_unload().save_pretrained(folder)

@@ -1,8 +1,8 @@
 """lm-evaluation-harness on all machines: a model object answers its requests by ``run.map``.
 
 Every worker builds the same tasks and requests, gets all answers, and computes the metrics. So the numbers
-are those of one machine that cuts the requests in the same way. ``python -m barnraise.integrations.lm_eval``
-is what ``barnraise eval`` starts on every machine.
+are those of one machine that cuts the requests in the same way, if the processors compute alike.
+``python -m barnraise.integrations.lm_eval`` is what ``barnraise eval`` starts on every machine.
 """
 
 from __future__ import annotations
@@ -89,6 +89,7 @@ def evaluate(run: Session, options: argparse.Namespace) -> dict[str, Any]:
     names = options.tasks.split(",")
     _check_tasks(names, tasks.all_tasks)
     run.map(str, [])  # the workers meet while the launcher's variables are there
+    _check_batch_size(options.batch_size, run.world)
     with _without_launcher():
         more = {"batch_size": options.batch_size, "device": str(run.device), **_model_folder(options)}
         _check_model_arguments(options.model_args, more)
@@ -115,6 +116,15 @@ def _check_tasks(names: Sequence[str], known: Sequence[str]) -> None:
             raise RunError(
                 f"there is no task {name!r}", hint=f"{guess} Tasks of your own need --include-path."
             )
+
+
+def _check_batch_size(size: str, workers: int) -> None:
+    """Raise RunError if several workers would each find a batch size of their own."""
+    if workers > 1 and size.startswith("auto"):
+        raise RunError(
+            f"--batch-size {size} finds another size on each device, so the numbers may differ",
+            hint="Write a number.",
+        )
 
 
 def _check_model_arguments(text: str, more: Collection[str]) -> None:

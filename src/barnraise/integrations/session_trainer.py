@@ -12,7 +12,7 @@ import math
 import os
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy
@@ -28,6 +28,7 @@ from barnraise.integrations.trainer_notes import (
     check_attribute,
     decode_notes,
     encode_notes,
+    plain,
 )
 from barnraise.training.batches import Batches
 from barnraise.training.data.loader import EpochOrder, preserved_rng, seed_all, seed_of_sample
@@ -40,10 +41,14 @@ log = logging.getLogger("barnraise.training")
 
 _Base: Any = object
 # Sums of a batch: the loss times its weight, input tokens, operations, tokens as TRL counts them; then a
-# number for the names of TRL's metrics, and the metrics, each times the weight.
+# number for the names of TRL's metrics, and the metrics, each times the weight. The last one is not zero if
+# the main worker wants to stop.
 _LOSS, _INPUT_TOKENS, _OPERATIONS, _TRAINED_TOKENS, _NAMES = range(5)
-_METRICS = 5
-_MAX_METRICS = MAX_SUMS - _METRICS
+_METRICS, _STOP = 5, MAX_SUMS - 1
+_MAX_METRICS = _STOP - _METRICS
+# Names of evaluated numbers that are times, which tell nothing about the model.
+_TIMES = ("_runtime", "_per_second", "_preparation_time")
+_MOST_EVALUATED = 32
 
 
 class SessionTrainer(_Base):  # type: ignore[misc]
@@ -67,6 +72,8 @@ class SessionTrainer(_Base):  # type: ignore[misc]
         self._position = 0  # step from which the notes of another worker continue
         self._metric_names: tuple[str, ...] = ()
         self._has_warned = False  # that TRL's metrics are incomplete
+        self._wants_stop = self._is_stopped = False  # by an evaluation: here, and by the main worker's
+        self._evaluated: dict[str, float] = {}  # the newest metrics of an evaluation
         super().__init__(*args, **kwargs)
         self.args._n_gpu = min(1, self.args.n_gpu)  # never torch.nn.DataParallel
         self._train_batch_size = self.args.train_batch_size
@@ -157,6 +164,7 @@ class SessionTrainer(_Base):  # type: ignore[misc]
         if not self._should_stop():
             for batch in batches:
                 self.control = self.callback_handler.on_step_begin(self.args, self.state, self.control)
+                self._announce_stop()
                 for inputs in batch:
                     self._train_on(model, inputs)
                 report(False)
@@ -165,7 +173,15 @@ class SessionTrainer(_Base):  # type: ignore[misc]
         if self._has_missed(epoch, steps):
             return  # its evaluation is in the notes already
         self.control = self.callback_handler.on_epoch_end(self.args, self.state, self.control)
+        if self._is_stopped:  # one step after the evaluation that decided it
+            self.control.should_evaluate = self.control.should_save = False
         report(True)
+
+    def _announce_stop(self) -> None:
+        """Tell the others in this step that it is the last one, if this is the main worker and wants it."""
+        assert self._loop is not None
+        if self._wants_stop and self.run.is_main:
+            self._loop.add_sums([0.0] * _STOP + [1.0])
 
     def _should_stop(self) -> bool:
         if self.control.should_epoch_stop and not self.control.should_training_stop:
@@ -303,7 +319,7 @@ class SessionTrainer(_Base):  # type: ignore[misc]
             del metrics[name]  # TRL divides by the length
         sums.append(_number_of(self._metric_names) * weight)
         sums += [float(values[name]) * weight for name in self._metric_names]
-        run.log(loss=loss)
+        self._loop.log({"loss": loss}, weight)
         self._loop.add_sums(sums)
         self.optimizer.step()
         model.zero_grad()
@@ -348,9 +364,33 @@ class SessionTrainer(_Base):  # type: ignore[misc]
             self._tr_loss, norm, model, None, epoch, ignore_keys, start, learning_rate=rate
         )
 
+    def _evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        """Evaluate, and leave the decision to stop by the metrics to the main worker, if there are several.
+
+        The others learn of it in the next step, so that no worker stops while another one trains.
+        """
+        is_stopping = self.control.should_training_stop
+        metrics = super()._evaluate(*args, **kwargs)
+        if self.run.world > 1 and not is_stopping:
+            self._wants_stop, self.control.should_training_stop = self.control.should_training_stop, False
+        return metrics
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        """Evaluate; `Session.history` gets the metrics, too."""
+        metrics = super().evaluate(*args, **kwargs)
+        if self._loop is not None and self._is_joined:
+            self._evaluated = _scalars(metrics)
+            if self.is_in_train:
+                self._loop.log_after_step(self._evaluated)
+            else:
+                self._loop.amend_history(self._evaluated)
+        return metrics
+
     def _count(self, batch: CommittedBatch) -> None:
         """Add a committed step to the Trainer's state."""
         state, sums, weight = self.state, batch.sums, batch.weight
+        if any(sums[_STOP:]):
+            self.control.should_training_stop = self._is_stopped = True
         loss = sums[_LOSS] / weight if weight else 0.0
         if self.args.logging_nan_inf_filter and not math.isfinite(loss):
             loss = float(self._tr_loss) / (1 + state.global_step - self._globalstep_last_logged)
@@ -380,6 +420,9 @@ class SessionTrainer(_Base):  # type: ignore[misc]
         is_main, was_main = self.run.is_main, self.state.is_world_process_zero
         self.state.is_world_process_zero = self.state.is_local_process_zero = is_main
         if is_main and not was_main:
+            for callback in self.callback_handler.callbacks:
+                if hasattr(callback, "setup") and hasattr(callback, "_initialized"):
+                    callback._initialized = False  # a tracker: it has started nothing on another worker
             self._begin()
 
     def _begin(self) -> None:
@@ -409,6 +452,9 @@ class SessionTrainer(_Base):  # type: ignore[misc]
                     step,
                     folder,
                 )
+        if self._evaluated:  # after the last step, no commit brings them into the history
+            assert self._loop is not None
+            self._loop.amend_history(self._evaluated)
         return super()._finalize_training(*args, **kwargs)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
@@ -500,6 +546,17 @@ def _folder_of_step(parent: str, step: int | None) -> str | None:
 def _number_of(names: Sequence[str]) -> int:
     """Return a number by which workers notice that they have added metrics of different names."""
     return 1 + zlib.crc32("\n".join(names).encode()) % (1 << 20)
+
+
+def _scalars(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers of an evaluation that say something about the model."""
+    scalars = {}
+    for name, given in metrics.items():
+        if name.startswith("eval_") and not name.endswith(_TIMES):
+            value = given if isinstance(given, int | float) else plain(given)
+            if isinstance(value, int | float):
+                scalars[name] = float(value)
+    return dict(list(scalars.items())[:_MOST_EVALUATED])
 
 
 def session_class(trainer: type[Any]) -> type[Any]:

@@ -51,10 +51,17 @@ def keep_accelerate_single() -> None:
 
 
 def keep_device(args: Any) -> None:
-    """Let ``TrainingArguments`` name the CPU if the agent has assigned it to this worker.
+    """Let ``TrainingArguments`` name the device that the agent has assigned to this worker.
 
-    They take any accelerator of the machine instead, and Accelerate the CPU, so the model and its inputs
-    would be on different devices.
+    They take the first accelerator of the machine, and Accelerate takes the assigned device. So the model and
+    its inputs would be on different devices.
     """
-    if os.environ.get("BARNRAISE_DEVICE") == "cpu" and args.device.type != "cpu":
-        args.__dict__["_setup_devices"], args._n_gpu = torch.device("cpu"), 0
+    assigned = os.environ.get("BARNRAISE_DEVICE")
+    if not assigned:
+        return
+    device, chosen = torch.device("cpu" if args.use_cpu else assigned), args.device
+    if (device.type, device.index or 0) == (chosen.type, chosen.index or 0):
+        return
+    args.__dict__["_setup_devices"], args._n_gpu = device, 0 if device.type == "cpu" else 1
+    if device.type == "cuda":
+        torch.cuda.set_device(device)

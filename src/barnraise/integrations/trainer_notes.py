@@ -49,7 +49,7 @@ class TrainerNotes(msgspec.Struct, frozen=True):
 
 def encode_notes(notes: TrainerNotes) -> bytes:
     """Return the notes as bytes. NaN is kept."""
-    return msgspec.msgpack.encode(notes, enc_hook=_plain)
+    return msgspec.msgpack.encode(notes, enc_hook=plain)
 
 
 def decode_notes(content: bytes) -> TrainerNotes:
@@ -84,10 +84,13 @@ def _has_text(value: Any) -> bool:
     return any(map(_has_text, value)) if isinstance(value, list) else isinstance(value, str | bytes)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Return a number of numpy or torch as a number; anything else by its text."""
     item = getattr(value, "item", None)
-    return item() if callable(item) else str(value)
+    try:
+        return item() if callable(item) else str(value)
+    except (ValueError, RuntimeError):  # an array of several numbers
+        return str(value)
 
 
 _notes = msgspec.msgpack.Decoder(TrainerNotes)

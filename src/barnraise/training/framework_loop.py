@@ -7,7 +7,7 @@ state of its own that joining workers receive.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -73,6 +73,18 @@ class FrameworkLoop:
     def add_sums(self, values: Sequence[float]) -> None:
         """Add numbers of the current micro-batch, just before ``optimizer.step()``."""
         self._session._reducer.add_sums(values)
+
+    def log(self, values: Mapping[str, float], weight: float) -> None:
+        """Log values of the current micro-batch, as `Session.log` does, with a weight of the framework."""
+        self._session._metrics.log(values, weight)
+
+    def log_after_step(self, values: Mapping[str, float]) -> None:
+        """Log values of the newest committed step, such as those of an evaluation after it."""
+        self._session._metrics.log_step(self._session._step_loop.done - 1, values)
+
+    def amend_history(self, values: Mapping[str, float]) -> None:
+        """Add values to the newest entry of the history, because no further step brings them there."""
+        self._session._metrics.amend(values)
 
     def totals(self) -> BatchTotals:
         """Return the numbers of the batch that was just committed."""

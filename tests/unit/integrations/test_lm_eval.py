@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 
 from barnraise.core.errors import RunError
-from barnraise.integrations.lm_eval import _check_model_arguments, _check_tasks, evaluate, parse, share
+from barnraise.integrations.lm_eval import (
+    _check_batch_size,
+    _check_model_arguments,
+    _check_tasks,
+    evaluate,
+    parse,
+    share,
+)
 from barnraise.training import Session
 from barnraise.training.group.single import SingleWorkerManager
 from barnraise.training.state.checkpoint_manager import CheckpointManager
@@ -74,6 +81,13 @@ def test_argument_that_a_worker_sets_is_refused_by_its_name() -> None:
     _check_model_arguments("dtype=float32,revision=main", ("pretrained", "device"))
     with pytest.raises(RunError, match="must not set pretrained"):
         _check_model_arguments("dtype=float32,pretrained=gpt2", ("pretrained", "device"))
+
+
+def test_batch_size_that_each_worker_would_choose_is_refused() -> None:
+    _check_batch_size("auto", 1)
+    _check_batch_size("8", 3)
+    with pytest.raises(RunError, match="--batch-size auto:4 finds another size on each device"):
+        _check_batch_size("auto:4", 2)
 
 
 def test_unknown_task_is_refused_with_similar_names() -> None:

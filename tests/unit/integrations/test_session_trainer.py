@@ -20,6 +20,7 @@ from tests.unit.training.threaded_group import LoneWorker, ThreadWorker, run_wor
 transformers = pytest.importorskip("transformers", reason="needs transformers")
 
 from accelerate.parallelism_config import ParallelismConfig  # noqa: E402
+from transformers.trainer_utils import EvalLoopOutput  # noqa: E402
 
 from barnraise.integrations.session_trainer import session_class  # noqa: E402
 from barnraise.integrations.trainer_notes import check_attribute, decode_notes, encode_notes  # noqa: E402
@@ -202,6 +203,116 @@ def test_model_of_a_trainer_on_the_cpu_is_not_moved(tmp_path: Path, monkeypatch:
     assert {parameter.device.type for parameter in trainer.model.parameters()} == {"cpu"}
 
 
+class Tracker(transformers.TrainerCallback):
+    """Tracker that starts a run on the main worker only, as those of Transformers do."""
+
+    def __init__(self) -> None:
+        self._initialized = False
+        self.started = 0
+
+    def setup(self, state: Any) -> None:
+        self._initialized = True
+        self.started += int(state.is_world_process_zero)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if not self._initialized:
+            self.setup(state)
+
+
+def test_tracker_of_a_new_main_worker_starts_its_run(tmp_path: Path) -> None:
+    trainer, tracker = shared(tmp_path, session(LoneWorker())), Tracker()
+    trainer.add_callback(tracker)
+    trainer.state.is_world_process_zero = False  # another worker is the main one
+    trainer._begin()
+    assert (tracker._initialized, tracker.started) == (True, 0)
+    trainer._set_main()
+    assert tracker.started == 1
+    trainer._set_main()
+    assert tracker.started == 1
+
+
+def test_history_of_the_session_has_the_losses_and_evaluations(tmp_path: Path) -> None:
+    run = session(LoneWorker(), unit=1)
+    trainer = shared(tmp_path, run, logging_steps=1, eval_strategy="epoch")
+    trainer.train()
+    logs = trainer.state.log_history
+    losses = [entry["loss"] for entry in logs if "loss" in entry]
+    assert [entry["loss"] for entry in run.history] == pytest.approx(losses[:-1], rel=1e-5)
+    first, last = (entry["eval_loss"] for entry in logs if "eval_loss" in entry)
+    assert [entry["eval_loss"] for entry in run.history if "eval_loss" in entry] == [first, last]
+    assert "eval_runtime" not in run.history[-1]
+    trainer.evaluate(sentences(2))
+    assert run.history[-1]["eval_loss"] not in (first, last)
+
+
+class Scored(transformers.Trainer):
+    """Trainer whose evaluations have these scores, and compute nothing."""
+
+    scores: list[float]
+
+    def evaluation_loop(self, *_: Any, **__: Any) -> Any:
+        return EvalLoopOutput(None, None, {"eval_score": self.scores.pop(0)}, 1)
+
+
+def scored(folder: Path, scores: list[float], **changes: Any) -> Any:
+    """Return a Trainer that evaluates after every second of eight steps, and may stop early."""
+    changes = {"eval_strategy": "steps", "eval_steps": 2, **changes}
+    trainer = session_class(Scored)(
+        model=tiny_llama(),
+        args=arguments(folder, metric_for_best_model="score", greater_is_better=True, **changes),
+        train_dataset=sentences(),
+        eval_dataset=sentences(5),
+        data_collator=collate,
+        callbacks=[transformers.EarlyStoppingCallback(1)],
+        session=session(LoneWorker(), unit=1),
+    )
+    trainer.scores = scores
+    return trainer
+
+
+GROWING, SAME = [0.1, 0.2, 0.3, 0.4], [0.5, 0.5, 0.5, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("scores", "steps"), [((SAME, GROWING), 5), ((GROWING, SAME), 8)], ids=["main-stops", "other-stops"]
+)
+def test_main_worker_decides_for_all_when_the_training_stops(
+    tmp_path: Path, scores: tuple[list[float], list[float]], steps: int
+) -> None:
+    ready = [scored(tmp_path / str(rank), list(own)) for rank, own in enumerate(scores)]
+
+    def train(worker: ThreadWorker) -> Any:
+        trainer = ready[worker.rank]
+        trainer._session = session(worker, unit=1)
+        trainer.train()
+        return trainer
+
+    first, second = run_workers(2, train)
+    assert first.state.global_step == second.state.global_step == steps
+    assert_equal_models(first, second)
+
+
+def test_stop_after_an_epoch_evaluates_no_further_epoch(tmp_path: Path) -> None:
+    changes = {"eval_strategy": "epoch", "num_train_epochs": 4}  # of four steps
+    ready = [scored(tmp_path / str(rank), list(SAME), **changes) for rank in range(2)]
+
+    def train(worker: ThreadWorker) -> Any:
+        trainer = ready[worker.rank]
+        trainer._session = session(worker, unit=1)
+        trainer.train()
+        return trainer
+
+    for trainer in run_workers(2, train):
+        steps = [entry["step"] for entry in trainer.state.log_history if "eval_score" in entry]
+        assert (trainer.state.global_step, steps) == (9, [4, 8])
+
+
+def test_worker_that_trains_alone_stops_at_its_evaluation(tmp_path: Path) -> None:
+    trainer = scored(tmp_path, list(SAME))
+    trainer.train()
+    assert trainer.state.global_step == 4
+
+
 class MeanOfBatch(transformers.Trainer):
     """Trainer whose loss is a mean over each micro-batch, without a look at the number of items."""
 
@@ -310,7 +421,8 @@ def test_worker_that_missed_the_end_of_an_epoch_does_not_evaluate_it_again(
 def test_unreadable_notes_are_rejected() -> None:
     from barnraise.integrations.trainer_notes import TrainerNotes
 
-    content = encode_notes(TrainerNotes(global_step=3, log_history=[{"loss": math.nan}]))
+    log = [{"loss": math.nan, "eval_of_classes": torch.ones(2)}]
+    content = encode_notes(TrainerNotes(global_step=3, log_history=log))
     assert decode_notes(content).global_step == 3
     with pytest.raises(ProtocolError):
         decode_notes(content[:-1])

@@ -147,6 +147,26 @@ def test_merging_with_another_base_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "merged").exists()
 
 
+@pytest.mark.parametrize("is_in_adapter", [True, False])
+def test_merging_with_a_class_that_lacks_a_trained_head_is_refused(
+    tmp_path: Path, *, is_in_adapter: bool
+) -> None:
+    """The base is a language model, and a classifier was trained on it."""
+    base_model().save_pretrained(tmp_path / "base")
+    model = transformers.LlamaForSequenceClassification.from_pretrained(tmp_path / "base", num_labels=3)
+    kind = "SEQ_CLS" if is_in_adapter else None
+    model = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["q_proj"], task_type=kind))
+    if not is_in_adapter:
+        model.base_model.model.score.weight.requires_grad_(True)
+    trained = {name: value.detach() for name, value in model.named_parameters() if value.requires_grad}
+    description = describe_adapter(model)
+    assert description is not None
+    with pytest.raises(RunError, match=r"score.* was trained, but LlamaForCausalLM") as caught:
+        write_merged(tmp_path / "merged", description, trained, tmp_path / "base", {}, {})
+    assert "--adapter" in (caught.value.hint or "")
+    assert not (tmp_path / "merged").exists()
+
+
 def test_merging_without_a_base_model_names_the_option(tmp_path: Path) -> None:
     _, model = train()
     description = describe_adapter(model)
