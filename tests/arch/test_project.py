@@ -54,6 +54,7 @@ def test_changelog_names_this_version() -> None:
 _PIP_INSTALL = re.compile(r"pip3? install((?: +(?:\"[^\"\n]+\"|'[^'\n]+'|[^\s`'\"),;]+))+)")
 _OTHER_DISTRIBUTIONS = {
     "anywidget",
+    "bitsandbytes",
     "diffusers",
     "flwr",
     "ipython",

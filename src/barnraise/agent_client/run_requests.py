@@ -391,7 +391,7 @@ class AcceptRunResponse(msgspec.Struct, frozen=True, kw_only=True, tag="accept")
 
 
 class ResultsResponse(msgspec.Struct, frozen=True, tag="results"):
-    """The manifest of what rank 0 wrote; empty if that was nothing."""
+    """The manifest of what rank 0 wrote; empty if that was nothing. ``sentence``: what it lacks, and why."""
 
     manifest: Digest
     sentence: str

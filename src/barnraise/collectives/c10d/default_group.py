@@ -22,7 +22,7 @@ _chosen: list[BarnraiseProcessGroup] = []
 
 
 def make_default(group: BarnraiseProcessGroup) -> None:
-    """Make a connected group the default group.
+    """Make a connected group the default group, if it is not yet.
 
     Raise RunError if the script has one of its own, or if this torch needs other classes (decision 73).
     """
@@ -30,6 +30,8 @@ def make_default(group: BarnraiseProcessGroup) -> None:
         raise UnsupportedOperation(
             f"a model cannot be split with torch {torch.__version__} yet", hint="Use torch 2.13 or 2.14."
         )
+    if dist.is_initialized() and dist.group.WORLD is group:
+        return
     if dist.is_initialized():
         raise RunError(
             "a session that splits a model needs the default group of torch.distributed, which the script "

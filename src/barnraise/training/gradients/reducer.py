@@ -31,7 +31,7 @@ from barnraise.training.sync import SYNC_NUMBERS, Sync
 
 BUCKET_BYTES = 16 << 20
 _DIGEST_BYTES = 1 << 20
-MAX_SUMS = 16
+MAX_SUMS = 17
 # Layout of the metadata: the weight, how many workers must repeat the all-reduce, rank 0's next `Sync`, sums
 # of the script's own, for each parameter how many workers have a gradient of it, and for each frozen one how
 # many have unfrozen it.
