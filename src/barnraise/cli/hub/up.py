@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import click
+import msgspec
 
 from barnraise.artifacts import (
     RESULTS,
@@ -50,7 +51,7 @@ from barnraise.transport.addresses import own_addresses, show_address
 if TYPE_CHECKING:
     from barnraise.cli.hub.join import JoinedHub
     from barnraise.hub.protocol.invites import Invite
-    from barnraise.hub.protocol.messages import Role
+    from barnraise.hub.protocol.messages import Role, RoundConfig
 
 T = TypeVar("T")
 
@@ -67,8 +68,11 @@ class HubUpOptions(NamedTuple):
     proxied: bool
     address: tuple[str, ...]
     uses: int
-    round_time: str
-    codec: str
+    round_time: str | None
+    codec: str | None
+    wait_for: int | None
+    quorum: float | None
+    max_staleness: int | None
     train: bool
     parent: str
     seats: int
@@ -86,6 +90,7 @@ def up(options: HubUpOptions) -> int:
     from barnraise.hub.protocol.invites import check_addresses
     from barnraise.hub.storage.create import hub_key
 
+    _check_fixed(options)
     if options.store or options.store_endpoint:
         parse_bucket_url(options.store, options.store_endpoint)  # before anything is made
     if options.held_out is not None and options.parent:
@@ -299,10 +304,11 @@ def _new(options: HubUpOptions, settings: Settings) -> Path:
             f"there is no script {options.script} in the folder that is sent, {folder}",
             hint="Run it from the script's own folder, or name the folder with --folder.",
         )
-    if options.codec != RoundConfig().codec:
+    terms = _round_terms(options)
+    if terms.codec != RoundConfig().codec:
         from barnraise.hub.protocol.vector_file import check_codec  # torch, which takes a while
 
-        check_codec(options.codec)
+        check_codec(terms.codec)
     name = options.name or path.stem
     directory = top_folder(settings) / name
     if (directory / "hub.db").exists():
@@ -322,11 +328,48 @@ def _new(options: HubUpOptions, settings: Settings) -> Path:
         directory,
         name,
         member_key(machine_key(settings), hub_key(directory).id).id,
-        RoundConfig(codec=options.codec, round_s=parse_duration(options.round_time)),
+        terms,
         code=blobs.put(encode_message(code)),
         kept=(manifest, *contents),
     )
     return directory
+
+
+def _check_fixed(options: HubUpOptions) -> None:
+    """Raise HubError if an option of a new hub is given to a hub that exists, or to a region."""
+    if options.script and not options.parent:
+        return
+    values = {
+        "--round": options.round_time,
+        "--codec": options.codec,
+        "--wait-for": options.wait_for,
+        "--quorum": options.quorum,
+        "--max-staleness": options.max_staleness,
+    }
+    given = [name for name, value in values.items() if value is not None]
+    if not given:
+        return
+    if options.parent:
+        raise HubError("a region's rounds are those of its parent", hint=f"Leave out {', '.join(given)}.")
+    raise HubError(
+        "the rounds of a hub are fixed when it is created",
+        hint=f"Leave out {', '.join(given)}, or start another hub: give its script and --name.",
+    )
+
+
+def _round_terms(options: HubUpOptions) -> RoundConfig:
+    """Return the configuration of a new hub's rounds: the options that were given, and the defaults."""
+    from barnraise.hub.protocol.messages import RoundConfig
+
+    given: dict[str, object] = {
+        "codec": options.codec,
+        "round_s": None if options.round_time is None else parse_duration(options.round_time),
+        "wait_for": options.wait_for,
+        "quorum": options.quorum,
+        "stale_limit": options.max_staleness,
+    }
+    changes = {name: value for name, value in given.items() if value is not None}
+    return msgspec.structs.replace(RoundConfig(), **changes)
 
 
 def _contents(manifest: FolderManifest, store: ArtifactStore, directory: Path) -> tuple[str, ...]:

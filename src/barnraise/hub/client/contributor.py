@@ -208,7 +208,7 @@ class Contributor:
             except HubRefused as error:
                 if error.kind == "finished":
                     return None
-                if error.kind not in ("behind", "delivered", "all-lent", "no-base"):
+                if error.kind not in ("behind", "delivered", "all-lent", "no-base", "too-few"):
                     raise
                 if error.kind == "delivered":
                     others.note(self._pull(state, _POLL_S).waits_for or "the round is not closed yet")

@@ -87,6 +87,7 @@ class RoundConfig(msgspec.Struct, frozen=True, kw_only=True):
     grace: Annotated[float, Meta(ge=0, le=4)] = 0.25  # of round_s, after the quorum is there
     slack_s: Annotated[float, Meta(ge=0, le=3600)] = 5.0  # for a member's network, in addition to the grace
     quorum: Annotated[float, Meta(gt=0, le=1)] = 0.6
+    wait_for: Annotated[int, Meta(ge=1, le=MOST_SEATS)] = 1  # members that the first round starts with
     stale_limit: Annotated[int, Meta(ge=0, le=64)] = 2  # versions behind
     first_batches: Annotated[int, Meta(ge=1, le=1 << 20)] = 4  # for a member of unknown speed
     trim: Annotated[float, Meta(ge=0, lt=0.5)] = 0.25  # of the updates on each side, if a stranger takes part

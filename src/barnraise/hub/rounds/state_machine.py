@@ -36,6 +36,7 @@ from barnraise.hub.rounds.sample_pool import SamplePool, has_samples, return_sam
 
 Kept = TypeVar("Kept", bound=PersistentMap[Any, Any])
 _UPLOAD_S = 180.0  # between two pieces, which may wait for a busy hub
+_ASKS_AGAIN_S = 60.0  # a member that waits for the first round asks at least so often
 LEAST_BYTES_S = 8192  # an upload that moves slower does not keep its lease beyond the time that was told
 
 
@@ -294,6 +295,14 @@ def _request_lease(state: RoundState, event: LeaseRequested, now: float) -> Roun
         return _refused(state, "behind", message, "Pull the head, then ask again.")
     if event.node in state.delivered:
         return _refused(state, "delivered", "this round already has an update of this member", _NEXT, 1.0)
+    if _is_before_first_round(state):
+        missing = missing_members(state, now)
+        state = _replace(state, awaited=state.awaited.put(event.node, now))
+        if missing:
+            wanted = state.terms.wait_for
+            message = f"the first round starts with {wanted} members, and {missing} more are awaited"
+            return _refused(state, "too-few", message, _WAIT, 2.0)
+        state = _replace(state, since=now + _ASKS_AGAIN_S)  # those that waited ask again within this time
     usual = state.usual.get(event.node, 0)
     middle = median_without(state.standing, usual if was_around else 0)
     wish = lease_size(state.terms, course, event.samples_per_s, usual, middle)
@@ -326,6 +335,20 @@ def _request_lease(state: RoundState, event: LeaseRequested, now: float) -> Roun
     return RoundDecision(
         after, (GrantLease(lease),), f"{samples} samples from version {version}, {seconds:.1f} s"
     )
+
+
+def missing_members(state: RoundState, now: float) -> int:
+    """Return how many members the first round still waits for; 0 once it has started."""
+    if not _is_before_first_round(state):
+        return 0
+    here = sum(now - when <= _ASKS_AGAIN_S for when in state.requested_at.values())
+    return max(0, state.terms.wait_for - here)
+
+
+def _is_before_first_round(state: RoundState) -> bool:
+    """Return True while a run that waits for several members has granted no lease."""
+    has_started = state.lent or state.waiting or state.closing
+    return state.terms.wait_for > 1 and state.version == 0 and not has_started
 
 
 def versions_behind(state: RoundState, version: int) -> int:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +19,7 @@ from barnraise.cli.hub.join import CREDENTIALS_FILE, _check_free, open_workspace
 from barnraise.cli.hub.mirror import follow, hand_over, take_over
 from barnraise.cli.hub.owner import expel, pardon
 from barnraise.cli.hub.status import status
-from barnraise.cli.hub.up import HubUpOptions, up
+from barnraise.cli.hub.up import HubUpOptions, _new, up
 from barnraise.cli.machine.identity import machine_key
 from barnraise.core.config import load_settings
 from barnraise.core.errors import HubError
@@ -35,7 +37,7 @@ from barnraise.identity import NodeKey
 from tests.unit.hub.hub_process import LAYOUT, TERMS, Friend, HubProcess
 
 
-def wishes(script: Path, codec: str = "int8", store: str = "", endpoint: str = "") -> HubUpOptions:
+def wishes(script: Path, codec: str | None = None, store: str = "", endpoint: str = "") -> HubUpOptions:
     return HubUpOptions(
         name="",
         host="",
@@ -44,8 +46,11 @@ def wishes(script: Path, codec: str = "int8", store: str = "", endpoint: str = "
         proxied=False,
         address=(),
         uses=1,
-        round_time="30s",
+        round_time=None,
         codec=codec,
+        wait_for=None,
+        quorum=None,
+        max_staleness=None,
         train=False,
         parent="",
         seats=100,
@@ -100,6 +105,35 @@ def test_held_out_options_are_checked(tmp_path: Path) -> None:
     with pytest.raises(HubError, match="in the folder that every friend gets"):
         up(wishes(script)._replace(held_out=tmp_path / "check" / "check.py"))
     assert not top_folder(load_settings()).exists()
+
+
+@pytest.mark.usefixtures("_own_state")
+def test_rounds_are_fixed_with_the_hub_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "send" / "train.py"
+    script.parent.mkdir()
+    script.touch()
+    options = wishes(script)._replace(round_time="2min", wait_for=3, quorum=0.8, max_staleness=5)
+    _new(options, load_settings())
+    capsys.readouterr()
+    assert status(name="", as_json=True) == 0
+    rounds = {"round_s": 120.0, "codec": "int8", "wait_for": 3, "quorum": 0.8, "max_staleness": 5}
+    assert json.loads(capsys.readouterr().out)["rounds"] == rounds
+
+
+@pytest.mark.usefixtures("_own_state")
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("round_time", "1min"), ("codec", "int4"), ("wait_for", 2), ("quorum", 1.0), ("max_staleness", 0)],
+)
+@pytest.mark.parametrize("parent", ["", "barnraise-invite:x"])
+def test_options_that_a_hub_would_ignore_are_rejected(
+    tmp_path: Path, option: str, value: object, parent: str
+) -> None:
+    given: dict[str, Any] = {option: value}
+    options = wishes(tmp_path / "train.py")._replace(script=None, parent=parent, **given)
+    with pytest.raises(HubError, match="rounds") as error:
+        up(options)
+    assert f"--{option.removesuffix('_time').replace('_', '-')}" in error.value.hint
 
 
 @pytest.mark.usefixtures("_own_state")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -417,6 +418,38 @@ def test_round_does_not_wait_for_member_that_left() -> None:
     table.commit(2.0)
     table.state = decide(table.state, LeaseAbandoned("b"), 2.0).state
     assert _closes(table.deliver(table.lease("a", 2.0), 2.1))
+
+
+def test_first_round_waits_for_members() -> None:
+    """All that asked take part in it: the fastest does not close it while the others ask again."""
+    terms = msgspec.structs.replace(TERMS, wait_for=3)
+    table = Table(terms, HubDataOrder(samples=100_000, batch=5))
+    for node in "ab":
+        refused = table.lease(node, 0.0)
+        assert isinstance(refused, RefuseRequest)
+        assert (refused.kind, refused.retry_s) == ("too-few", 2.0)
+    waits = "2 of 3 members asked for samples; the first round waits for 1 more"
+    assert describe_wait(table.state, {}, 1.0) == waits
+    third = table.lease("c", 20.0)
+    assert isinstance(third, GrantLease)
+    assert not _closes(table.deliver(third, 21.0)), "the two that waited ask again"
+    others = [table.lease(node, 40.0, rate=1.0) for node in "ab"]
+    assert not _closes(table.deliver(others[0], 41.0))
+    assert _closes(table.deliver(others[1], 42.0))
+    table.commit(43.0)
+    assert isinstance(table.lease("a", 44.0), GrantLease), "later rounds follow the quorum alone"
+
+
+def test_first_round_does_not_count_members_that_left_or_are_silent() -> None:
+    table = Table(msgspec.structs.replace(TERMS, wait_for=2), HubDataOrder(samples=100_000, batch=5))
+    table.lease("a", 0.0)
+    table.state = decide(table.state, LeaseAbandoned("a"), 1.0).state
+    assert isinstance(table.lease("b", 2.0), RefuseRequest)
+    assert isinstance(table.lease("c", 100.0), RefuseRequest), "b was not heard for too long"
+    assert isinstance(table.lease("b", 101.0), GrantLease)
+    lent = table.lease("c", 102.0)
+    table.state = decide(table.state, LeaseAbandoned("b"), 103.0).state
+    assert _closes(table.deliver(lent, 104.0)), "a round that has started does not wait for new members"
 
 
 def test_claimed_speed_is_limited_by_median_of_others() -> None:
