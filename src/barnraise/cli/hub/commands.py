@@ -48,6 +48,9 @@ def hub_group() -> None:
     metavar="K",
     help="How many versions late an update may be (2).",
 )
+@click.option(
+    "--linear-scaling", is_flag=True, help="Whole batches, with learning rates times the members."
+)
 @click.option("--train/--no-train", default=True, help="Train on this machine too (the default), or not.")
 @click.option("--parent", default="", metavar="INVITE", help="Send merged updates to that hub; - asks.")
 @click.option(

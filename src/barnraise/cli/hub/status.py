@@ -86,6 +86,7 @@ class RoundRules(msgspec.Struct, frozen=True):
     wait_for: int  # members that the first round starts with
     quorum: float  # share of the members
     max_staleness: int  # versions
+    linear_scaling: bool = False
 
 
 class HubStatusReport(msgspec.Struct, frozen=True):
@@ -124,15 +125,23 @@ def _described(report: HubStatusReport) -> str:
 
 
 def _rules(terms: RoundConfig) -> RoundRules:
-    return RoundRules(terms.round_s, terms.codec, terms.wait_for, terms.quorum, terms.stale_limit)
+    return RoundRules(
+        terms.round_s,
+        terms.codec,
+        terms.wait_for,
+        terms.quorum,
+        terms.stale_limit,
+        terms.linear_scaling,
+    )
 
 
 def _rules_text(rules: RoundRules) -> str:
     start = f"the first one starts with {counted(rules.wait_for, 'member')}, "
+    rates = ", learning rates times the members" if rules.linear_scaling else ""
     return (
         f"rounds of {format_duration(rules.round_s)} in {rules.codec}: {start if rules.wait_for > 1 else ''}"
         f"{100 * rules.quorum:g} % of the members end one, and an update may be "
-        f"{counted(rules.max_staleness, 'version')} late"
+        f"{counted(rules.max_staleness, 'version')} late{rates}"
     )
 
 

@@ -73,6 +73,7 @@ class HubUpOptions(NamedTuple):
     wait_for: int | None
     quorum: float | None
     max_staleness: int | None
+    linear_scaling: bool
     train: bool
     parent: str
     seats: int
@@ -345,6 +346,7 @@ def _check_fixed(options: HubUpOptions) -> None:
         "--wait-for": options.wait_for,
         "--quorum": options.quorum,
         "--max-staleness": options.max_staleness,
+        "--linear-scaling": options.linear_scaling or None,
     }
     given = [name for name, value in values.items() if value is not None]
     if not given:
@@ -367,6 +369,7 @@ def _round_terms(options: HubUpOptions) -> RoundConfig:
         "wait_for": options.wait_for,
         "quorum": options.quorum,
         "stale_limit": options.max_staleness,
+        "linear_scaling": options.linear_scaling,
     }
     changes = {name: value for name, value in given.items() if value is not None}
     return msgspec.structs.replace(RoundConfig(), **changes)

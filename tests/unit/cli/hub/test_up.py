@@ -51,6 +51,7 @@ def wishes(script: Path, codec: str | None = None, store: str = "", endpoint: st
         wait_for=None,
         quorum=None,
         max_staleness=None,
+        linear_scaling=False,
         train=False,
         parent="",
         seats=100,
@@ -113,17 +114,25 @@ def test_rounds_are_fixed_with_the_hub_and_shown(tmp_path: Path, capsys: pytest.
     script.parent.mkdir()
     script.touch()
     options = wishes(script)._replace(round_time="2min", wait_for=3, quorum=0.8, max_staleness=5)
+    options = options._replace(linear_scaling=True)
     _new(options, load_settings())
     capsys.readouterr()
     assert status(name="", as_json=True) == 0
     rounds = {"round_s": 120.0, "codec": "int8", "wait_for": 3, "quorum": 0.8, "max_staleness": 5}
-    assert json.loads(capsys.readouterr().out)["rounds"] == rounds
+    assert json.loads(capsys.readouterr().out)["rounds"] == rounds | {"linear_scaling": True}
 
 
 @pytest.mark.usefixtures("_own_state")
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("round_time", "1min"), ("codec", "int4"), ("wait_for", 2), ("quorum", 1.0), ("max_staleness", 0)],
+    [
+        ("round_time", "1min"),
+        ("codec", "int4"),
+        ("wait_for", 2),
+        ("quorum", 1.0),
+        ("max_staleness", 0),
+        ("linear_scaling", True),
+    ],
 )
 @pytest.mark.parametrize("parent", ["", "barnraise-invite:x"])
 def test_options_that_a_hub_would_ignore_are_rejected(
