@@ -47,7 +47,7 @@ FROZEN = {
     "hub up": {
         *("script", "arguments", "--name", "--host", "--port", "--address", "--uses", "--round", "--codec"),
         *("--train", "--no-train", "--parent", "--seats", "--folder", "--plain"),
-        *("--wait-for", "--quorum", "--max-staleness", "--linear-scaling"),
+        *("--wait-for", "--quorum", "--max-staleness", "--linear-scaling", "--rounds"),
         *("--store", "--store-endpoint", "--held-out", "--proxied"),
     },
     "hub take-over": {"word", "--name"},

@@ -51,6 +51,7 @@ def hub_group() -> None:
 @click.option(
     "--linear-scaling", is_flag=True, help="Whole batches, with learning rates times the members."
 )
+@click.option("--rounds", type=click.IntRange(1), metavar="N", help="End after N rounds, and save the model.")
 @click.option("--train/--no-train", default=True, help="Train on this machine too (the default), or not.")
 @click.option("--parent", default="", metavar="INVITE", help="Send merged updates to that hub; - asks.")
 @click.option(

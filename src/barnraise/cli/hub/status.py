@@ -87,6 +87,7 @@ class RoundRules(msgspec.Struct, frozen=True):
     quorum: float  # share of the members
     max_staleness: int  # versions
     linear_scaling: bool = False
+    rounds: int = 0  # after which the run is over; 0: without a limit
 
 
 class HubStatusReport(msgspec.Struct, frozen=True):
@@ -132,16 +133,18 @@ def _rules(terms: RoundConfig) -> RoundRules:
         terms.quorum,
         terms.stale_limit,
         terms.linear_scaling,
+        terms.rounds,
     )
 
 
 def _rules_text(rules: RoundRules) -> str:
     start = f"the first one starts with {counted(rules.wait_for, 'member')}, "
     rates = ", learning rates times the members" if rules.linear_scaling else ""
+    end = f", {counted(rules.rounds, 'round')} in all" if rules.rounds else ""
     return (
         f"rounds of {format_duration(rules.round_s)} in {rules.codec}: {start if rules.wait_for > 1 else ''}"
         f"{100 * rules.quorum:g} % of the members end one, and an update may be "
-        f"{counted(rules.max_staleness, 'version')} late{rates}"
+        f"{counted(rules.max_staleness, 'version')} late{rates}{end}"
     )
 
 
@@ -169,7 +172,7 @@ def _waits(directory: Path, version: int | None) -> str:
     finally:
         client.close()
     if head.finished:
-        return "all samples of the run are trained on"
+        return "the run is over"
     return head.waits_for or f"version {head.version} has just come"
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -51,13 +53,14 @@ from barnraise.transport.addresses import own_addresses, show_address
 if TYPE_CHECKING:
     from barnraise.cli.hub.join import JoinedHub
     from barnraise.hub.protocol.invites import Invite
-    from barnraise.hub.protocol.messages import Role, RoundConfig
+    from barnraise.hub.protocol.messages import Role, RoundConfig, RunDescription
 
 T = TypeVar("T")
 
 _ANSWER_S = 60.0
 _CHECK_S = 150.0  # the owner's check reads its samples first
 _OWNERS_S = 3600.0
+_POLL_S = 20.0
 
 
 class HubUpOptions(NamedTuple):
@@ -74,6 +77,7 @@ class HubUpOptions(NamedTuple):
     quorum: float | None
     max_staleness: int | None
     linear_scaling: bool
+    rounds: int | None
     train: bool
     parent: str
     seats: int
@@ -136,6 +140,7 @@ async def _keep_hub(
         arguments += ["--store", options.store, "--store-endpoint", options.store_endpoint]
     hub = await start_hub(directory, arguments, place, private)
     owner: ChildProcess | None = None
+    ending: asyncio.Future[None] | None = None
     try:
         local = _url(_loopback(host), options.port, plain=options.plain)
         write_local_address(directory, local)
@@ -147,14 +152,19 @@ async def _keep_hub(
             start_in_thread(partial(_begin_own, own, place, options, settings)), hub
         )
         owner = await start_script(contributor) if contributor is not None else None
-        await _while_up(start_in_thread(partial(_await_base, own, settings)), hub, owner)
+        described = await _while_up(start_in_thread(partial(_await_base, own, settings)), hub, owner)
         invite = create_invite(directory, addresses, uses=options.uses, pinned=is_pinned(directory))
         _print_invite(invite, addresses, options)
+        if described.terms.rounds and not options.parent:
+            target = (options.folder or Path.cwd()) / RESULTS / directory.name
+            ending = start_in_thread(partial(_save_at_end, own, directory, target, settings))
         return await _watch(hub, owner, options, contributor, settings)
     except asyncio.CancelledError:
-        say("the hub stops; `barnraise hub up` continues it")
+        say("the hub stops; `barnraise hub up` continues it, `barnraise hub export` writes its model")
         return LEFT
     finally:
+        if ending is not None:
+            ending.cancel()
         if owner is not None:
             await owner.stop()
         await hub.stop()
@@ -196,15 +206,35 @@ async def _while_up(work: asyncio.Future[T], hub: ChildProcess, owner: ChildProc
         work.cancel()
 
 
-def _await_base(invite: Invite, settings: Settings) -> None:
-    """Wait until the run has a model, so that members that join later need not wait for it."""
+def _await_base(invite: Invite, settings: Settings) -> RunDescription:
+    """Return the run once it has a model, so that members that join later need not wait for it."""
     from barnraise.hub.protocol.messages import RunDescription
 
     client = client_of(settings, invite.place)
     waiting = client.backoff("this machine's script, whose model the run begins with")
-    while client.ask_with_retries("GET", "/v1/run", RunDescription, patience_s=_ANSWER_S).version is None:
+    while True:
+        described = client.ask_with_retries("GET", "/v1/run", RunDescription, patience_s=_ANSWER_S)
+        if described.version is not None:
+            client.close()
+            return described
         waiting.pause("it is not there yet", 0.2)
-    client.close()
+
+
+def _save_at_end(invite: Invite, directory: Path, target: Path, settings: Settings) -> None:
+    """Wait for the end of the run, and write its model. Print an error: the hub goes on."""
+    try:
+        with contextlib.closing(client_of(settings, invite.place)) as client:
+            head = client.head(None)
+            while not head.finished:
+                head = client.head(head.version, _POLL_S)
+        from barnraise.hub.storage.export import FILE_NAME, export_model  # torch, which takes a while
+
+        number = export_model(directory, target)
+    except HubError as error:
+        say(f"the model of the last round is not saved: {error.message}. {error.hint}")
+        return
+    path = os.path.relpath(target / FILE_NAME)
+    say(f"the run is over after {counted(number, 'round')}: its model is {path}. Ctrl-C stops the hub")
 
 
 def _begin_own(invite: Invite, place: Path, options: HubUpOptions, settings: Settings) -> JoinedHub | None:
@@ -347,6 +377,7 @@ def _check_fixed(options: HubUpOptions) -> None:
         "--quorum": options.quorum,
         "--max-staleness": options.max_staleness,
         "--linear-scaling": options.linear_scaling or None,
+        "--rounds": options.rounds,
     }
     given = [name for name, value in values.items() if value is not None]
     if not given:
@@ -370,6 +401,7 @@ def _round_terms(options: HubUpOptions) -> RoundConfig:
         "quorum": options.quorum,
         "stale_limit": options.max_staleness,
         "linear_scaling": options.linear_scaling,
+        "rounds": options.rounds,
     }
     changes = {name: value for name, value in given.items() if value is not None}
     return msgspec.structs.replace(RoundConfig(), **changes)

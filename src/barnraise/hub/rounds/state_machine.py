@@ -78,8 +78,15 @@ class RoundState(msgspec.Struct, frozen=True, kw_only=True):
     part: float = 1.0  # of a wish that a region's members get, so that there is something for all
 
     @property
+    def had_last_round(self) -> bool:
+        """Return True once the run has as many versions as its rounds."""
+        return 0 < self.terms.rounds <= (self.version or 0)
+
+    @property
     def is_finished(self) -> bool:
-        """Return True if no samples are free, leased or pending."""
+        """Return True after the last round, or if no samples are free, leased or pending."""
+        if self.had_last_round:
+            return True
         busy = self.is_region or self.lent or self.waiting or self.closing
         return self.course is not None and not (busy or has_samples(self.pool, self.course))
 
@@ -218,6 +225,7 @@ _NEXT = "Wait for the next version: GET /v1/head."
 BEGIN_AGAIN = "Pull the head, take a new lease and start again."
 NO_BASE = RefuseRequest("no-base", "the owner has not pushed the base yet", _WAIT, 2.0)
 BASE_THERE = RefuseRequest("base-there", "the run has its base already", "Pull it: GET /v1/head.")
+RUN_OVER = RefuseRequest("lease-over", "all rounds of the run are over", "Pull the final state.")
 
 
 class RoundDecision(NamedTuple):
@@ -293,6 +301,8 @@ def _request_lease(state: RoundState, event: LeaseRequested, now: float) -> Roun
     if event.version != version:
         message = f"version {event.version} was asked for, the head is {version}"
         return _refused(state, "behind", message, "Pull the head, then ask again.")
+    if state.had_last_round:
+        return _refused(state, "finished", "all rounds of the run are over", "Pull the final state.")
     if event.node in state.delivered:
         return _refused(state, "delivered", "this round already has an update of this member", _NEXT, 1.0)
     if _is_before_first_round(state):
@@ -435,6 +445,8 @@ def _accept_update(state: RoundState, event: UpdateAccepted) -> RoundDecision:
     lease = lease_for(state, update)
     if isinstance(lease, RefuseRequest):
         return RoundDecision(state, (lease,), lease.message)
+    if state.had_last_round:  # it could only count for a version that there will not be
+        return RoundDecision(state, (RUN_OVER,), RUN_OVER.message)
     late = versions_behind(state, update.version)
     if late > state.terms.stale_limit:
         returned = _release_leases(state, (lease,), "its update is too far behind")
@@ -502,7 +514,9 @@ def _expected_members(state: RoundState, now: float) -> int:
 
 
 def _close_round(state: RoundState, now: float) -> RoundDecision:
-    if not state.waiting or state.closing or not can_be_compared(state.waiting.values(), state.known):
+    if state.had_last_round or not state.waiting or state.closing:
+        return RoundDecision(state, (), "")
+    if not can_be_compared(state.waiting.values(), state.known):
         return RoundDecision(state, (), "")
     here, out = len(state.waiting), state.lent.expected(now) + _expected_members(state, now)
     if not out:

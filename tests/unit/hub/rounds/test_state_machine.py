@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from barnraise.hub.protocol.messages import HubDataOrder, RoundConfig, SampleSpan
 from barnraise.hub.rounds.leases import PendingUpdate
+from barnraise.hub.rounds.persistent_map import PersistentMap
 from barnraise.hub.rounds.sample_pool import SamplePool, return_samples, take_samples
 from barnraise.hub.rounds.state_machine import (
     ClockTick,
@@ -450,6 +451,39 @@ def test_first_round_does_not_count_members_that_left_or_are_silent() -> None:
     lent = table.lease("c", 102.0)
     table.state = decide(table.state, LeaseAbandoned("b"), 103.0).state
     assert _closes(table.deliver(lent, 104.0)), "a round that has started does not wait for new members"
+
+
+def test_run_is_over_after_its_rounds() -> None:
+    """A late update and a request get an answer that ends the member's part; nothing is merged any more."""
+    table = Table(msgspec.structs.replace(TERMS, rounds=2), HubDataOrder(samples=100_000, batch=5))
+    table.deliver(table.lease("a", 0.0), 1.0)
+    table.commit(2.0)
+    assert not table.state.is_finished
+    leases = [table.lease(node, 3.0, rate=1.0) for node in "abc"]
+    for lease in leases[:2]:
+        table.deliver(lease, 4.0)
+    assert _closes(table.tick(9.0))
+    table.commit(10.0)
+    assert table.state.is_finished
+    (late,) = table.deliver(leases[2], 11.0)
+    assert isinstance(late, RefuseRequest)
+    assert late.kind == "lease-over"
+    refused = table.lease("a", 12.0)
+    assert isinstance(refused, RefuseRequest)
+    assert refused.kind == "finished"
+
+
+def test_restarted_hub_merges_nothing_after_its_last_round() -> None:
+    """It may have been killed between the commit and the release of what waited."""
+    update = PendingUpdate("u", "a", "l", 0, 5)
+    state = RoundState(
+        terms=msgspec.structs.replace(TERMS, rounds=1),
+        course=COURSE,
+        version=1,
+        waiting=PersistentMap({"u": update}),
+    )
+    assert decide(state, ClockTick(), 100.0).effects == ()
+    assert next_deadline(state, 100.0) > 101.0, "it must not be asked again at once"
 
 
 def test_claimed_speed_is_limited_by_median_of_others() -> None:
