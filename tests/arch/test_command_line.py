@@ -28,6 +28,7 @@ FROZEN = {
     "explain": {"code"},
     "help": {"command"},
     "version": set(),
+    "checkpoint reshard": {"sources", "target", "--into", "--step", "--safetensors", "--prefix"},
     "continue": {"--without", *_JSON},
     "doctor": {"--all", *_JSON},
     "down": _JSON,
