@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 _PATIENCE_S = 30.0
 CREDENTIALS_FILE = "credentials"  # in the workspace of a command that trains
 CONTRIBUTING_VARIABLES = "BARNRAISE_CONTRIBUTING_"  # prefix of settings that are about a hub
+_PASSED_ON = (CONTRIBUTING_VARIABLES, "BARNRAISE_CONFIG", "BARNRAISE_DEVICE")  # what the person chose here
 
 
 class JoinedHub(NamedTuple):
@@ -317,8 +318,7 @@ def _environment(contributor: JoinedHub) -> dict[str, str]:
 
 def _script_variables(contributor: JoinedHub) -> dict[str, str]:
     """Return the variables that the script of a hub gets from us."""
-    kept = (CONTRIBUTING_VARIABLES, "BARNRAISE_CONFIG")
-    given = {name: value for name, value in os.environ.items() if name.startswith(kept)}
+    given = {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)}
     return given | {"BARNRAISE_HUB": str(contributor.workspace / CREDENTIALS_FILE), "PYTHONUNBUFFERED": "1"}
 
 
