@@ -20,6 +20,7 @@ import msgspec
 
 from barnraise.core.errors import HubRefused
 from barnraise.hub.protocol.messages import HubDataOrder, RoundConfig, SampleSpan
+from barnraise.hub.rounds.grace_window import GraceWindow
 from barnraise.hub.rounds.leases import (
     MAX_LEASE_ROUNDS,
     ActiveLease,
@@ -63,6 +64,8 @@ class RoundState(msgspec.Struct, frozen=True, kw_only=True):
         PersistentMap
     )  # members whose updates are pending or being merged
     quorum_at: float | None = None
+    last_quorum: tuple[int, float] | None = None  # version that the last round began from, and its quorum_at
+    grace: GraceWindow = GraceWindow()
     since: float = 0.0  # when the round began
     requested_at: PersistentMap[str, float] = _new(PersistentMap)  # last request for a lease, by member
     awaited: PersistentMap[str, float] = _new(
@@ -249,7 +252,7 @@ def decide(state: RoundState, event: Event, now: float) -> RoundDecision:
     elif isinstance(event, LeaseRequested):
         decision = _request_lease(state, event, now)
     elif isinstance(event, UpdateAccepted):
-        decision = _accept_update(state, event)
+        decision = _accept_update(state, event, now)
     elif isinstance(event, UploadProgressed):
         decision = _extend_lease(state, event, now)
     elif isinstance(event, LeaseAbandoned):
@@ -286,7 +289,7 @@ def next_deadline(state: RoundState, now: float) -> float:
     next_lease = state.lent.next_deadline(now)
     moments = [] if next_lease is None else [next_lease]
     if state.quorum_at is not None:
-        moments.append(state.quorum_at + state.terms.grace * state.terms.round_s)
+        moments.append(state.quorum_at + state.grace.seconds(state.terms))
     if state.waiting and _expected_members(state, now):
         moments.append(state.since + state.terms.grace * state.terms.round_s)
     return min(moments, default=now + 60.0)
@@ -440,7 +443,7 @@ def lease_for(state: RoundState, update: PendingUpdate) -> ActiveLease | RefuseR
     return lease
 
 
-def _accept_update(state: RoundState, event: UpdateAccepted) -> RoundDecision:
+def _accept_update(state: RoundState, event: UpdateAccepted, now: float) -> RoundDecision:
     update = event.update
     lease = lease_for(state, update)
     if isinstance(lease, RefuseRequest):
@@ -461,10 +464,21 @@ def _accept_update(state: RoundState, event: UpdateAccepted) -> RoundDecision:
         pool=return_samples(state.pool, untrained_spans(lease, update) or ()),
         usual=state.usual.put(update.node, update.samples),
         known=state.known + event.known,
+        grace=_learned_grace(state, update, now),
     )
     return RoundDecision(
         after, (QueueUpdate(update, late),), f"an update of {update.samples} samples, {late} behind"
     )
+
+
+def _learned_grace(state: RoundState, update: PendingUpdate, now: float) -> GraceWindow:
+    """Return the grace window after an update, which came after the quorum of its round or before it."""
+    quorum_at = None
+    if state.last_quorum is not None and state.last_quorum[0] == update.version:
+        quorum_at = state.last_quorum[1]
+    elif update.version == state.version:
+        quorum_at = state.quorum_at
+    return state.grace if quorum_at is None else state.grace.with_delay(now - quorum_at)
 
 
 def _extend_lease(state: RoundState, event: UploadProgressed, now: float) -> RoundDecision:
@@ -529,12 +543,16 @@ def _close_round(state: RoundState, now: float) -> RoundDecision:
         return RoundDecision(
             _replace(state, quorum_at=now), (), f"the quorum is there: {here} of {here + out}"
         )
-    elif now < state.quorum_at + state.terms.grace * state.terms.round_s:
+    elif now < state.quorum_at + state.grace.seconds(state.terms):
         return RoundDecision(state, (), "")
     else:
         why = f"{here} of {here + out} updates are here and the grace window has passed"
     updates = tuple(sorted(state.waiting.values()))
-    after = _replace(state, waiting=PersistentMap(), closing=updates, quorum_at=None)
+    assert state.version is not None
+    last_quorum = None if state.quorum_at is None else (state.version, state.quorum_at)
+    after = _replace(
+        state, waiting=PersistentMap(), closing=updates, quorum_at=None, last_quorum=last_quorum
+    )
     return RoundDecision(after, (MergeRound(updates),), why)
 
 

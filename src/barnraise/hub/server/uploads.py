@@ -139,7 +139,7 @@ class UploadService:
                 return upload.done
             here, size, end = upload.offset(), upload.declared.size, offset + piece.size
             if offset > here or end > size or piece.size > PIECE_BYTES:
-                message = f"a piece of {piece.size} bytes at {offset} does not continue {here} of {size} bytes"
+                message = f"a piece of {piece.size} bytes at {offset} does not continue {here} of {size}"
                 raise HubRefused(409, "offset", message, hint="Continue at the returned offset.", offset=here)
             if upload.declared.lease is not None:
                 arrived = max(here, end)

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from barnraise.hub.protocol.messages import HubDataOrder, RoundConfig, SampleSpan
+from barnraise.hub.rounds.grace_window import LEAST
 from barnraise.hub.rounds.leases import PendingUpdate
 from barnraise.hub.rounds.persistent_map import PersistentMap
 from barnraise.hub.rounds.sample_pool import SamplePool, return_samples, take_samples
@@ -484,6 +485,26 @@ def test_restarted_hub_merges_nothing_after_its_last_round() -> None:
     )
     assert decide(state, ClockTick(), 100.0).effects == ()
     assert next_deadline(state, 100.0) > 101.0, "it must not be asked again at once"
+
+
+def test_grace_window_learns_how_late_updates_are() -> None:
+    table, now = Table(course=HubDataOrder(samples=1_000_000, batch=5)), 0.0
+    for _ in range(LEAST):
+        leases = [table.lease(node, now, rate=1.0) for node in "abc"]
+        for lease in leases[:2]:
+            assert not _closes(table.deliver(lease, now + 1.0))
+        assert _closes(table.deliver(leases[2], now + 1.5))
+        table.commit(now + 2.0)
+        now += 2.0
+    leases = [table.lease(node, now, rate=1.0) for node in "abc"]
+    for lease in leases[:2]:
+        table.deliver(lease, now + 1.0)
+    assert next_deadline(table.state, now + 1.0) == now + 2.25, "a quarter of the five seconds"
+    assert not _closes(table.tick(now + 2.2))
+    assert _closes(table.tick(now + 2.25))
+    known = len(table.state.grace.delays)
+    table.deliver(leases[2], now + 4.0)  # while the round is merged
+    assert table.state.grace.delays[known:] == (3.0,), "the window would have had to be so long"
 
 
 def test_claimed_speed_is_limited_by_median_of_others() -> None:
