@@ -109,7 +109,12 @@ def save_sharded(
         _save(ring, state, step, copies)
         return ShardedSave(step)
     staged: list[dict[str, Any]] = []
-    run_on_all_ranks(lambda: staged.append(stage(state)), _nothing)
+
+    def copy() -> tuple[int, ...]:
+        staged.append(stage(state))
+        return ()
+
+    run_on_all_ranks(copy, _numbers)
     background = ring.over(_background_group())
     work = partial(_save_and_report, background, staged, step, copies)
     handle = ShardedSave(step, BackgroundCall(work, "barnraise-sharded-save", is_daemon=False))
@@ -235,4 +240,3 @@ _file_lists: msgspec.msgpack.Decoder[tuple[ShardFile, ...]] = msgspec.msgpack.De
 _held_lists: msgspec.msgpack.Decoder[tuple[HeldShards, ...]] = msgspec.msgpack.Decoder(tuple[HeldShards, ...])
 _numbers: msgspec.msgpack.Decoder[tuple[int, ...]] = msgspec.msgpack.Decoder(tuple[int, ...])
 _names: msgspec.msgpack.Decoder[tuple[str, ...]] = msgspec.msgpack.Decoder(tuple[str, ...])
-_nothing: msgspec.msgpack.Decoder[None] = msgspec.msgpack.Decoder(None)
