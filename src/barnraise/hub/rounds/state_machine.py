@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from barnraise.core.errors import HubRefused
+from barnraise.core.units import counted
 from barnraise.hub.protocol.messages import HubDataOrder, RoundConfig, SampleSpan
 from barnraise.hub.rounds.grace_window import GraceWindow
 from barnraise.hub.rounds.leases import (
@@ -312,8 +313,8 @@ def _request_lease(state: RoundState, event: LeaseRequested, now: float) -> Roun
         missing = missing_members(state, now)
         state = _replace(state, awaited=state.awaited.put(event.node, now))
         if missing:
-            wanted = state.terms.wait_for
-            message = f"the first round starts with {wanted} members, and {missing} more are awaited"
+            more = counted(missing, "more member")
+            message = f"the first round starts with {state.terms.wait_for} members and waits for {more}"
             return _refused(state, "too-few", message, _WAIT, 2.0)
         state = _replace(state, since=now + _ASKS_AGAIN_S)  # those that waited ask again within this time
     usual = state.usual.get(event.node, 0)

@@ -196,7 +196,7 @@ class HubStepLoop(StepLoop):
 @contextlib.contextmanager
 def scaled_rates(optimizers: Sequence[torch.optim.Optimizer], factor: float) -> Iterator[None]:
     """Multiply the learning rates of all parameter groups while the context is open."""
-    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups if "lr" in group]
     rates = [group["lr"] for group in groups]
     try:
         for group, rate in zip(groups, rates, strict=True):
