@@ -197,7 +197,7 @@ def test_member_of_lost_region_gets_another_seat(tree: Tree) -> None:
     asyncio.run(watch(60.0))
     assert tree.settle(tree.join(key=tree.key)) == far
     tree.parent.kill()
-    with pytest.raises(TimeoutError):  # nobody could give another seat
+    with pytest.raises(TimeoutError):  # no hub could give another seat
         asyncio.run(watch(4.0))
 
 
