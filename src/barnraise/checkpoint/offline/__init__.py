@@ -1,4 +1,4 @@
-"""Work on saved checkpoints without a running program: sharded ones are put together or sharded anew.
+"""Work on saved checkpoints without a running program: sharded ones are put together, or cut into other shards.
 
 It reads the files of one or more machines from this machine's disk.
 """

@@ -26,11 +26,11 @@ def reshard(
 
     Return facts about what was written.
     """
-    found = find_checkpoint(roots, step)
+    files = find_checkpoint(roots, step)
     try:
-        source = ShardSource(found)
+        source = ShardSource(files)
         if is_one_file:
-            path, info = target / FILE_NAME, {"steps": str(found.manifest.step)}
+            path, info = target / FILE_NAME, {"steps": str(files.manifest.step)}
             number = write_safetensors(source, path, prefix, info)
         else:
             path, number = write_shards(source, target, count), len(source.tensors)
@@ -39,7 +39,7 @@ def reshard(
             f"{target} cannot be written: {error.strerror or error}",
             hint="Name a folder that can be written, on a disk with space for the whole state.",
         ) from error
-    return {"step": found.manifest.step, "path": str(path), "tensors": number}
+    return {"step": files.manifest.step, "path": str(path), "tensors": number}
 
 
 def main(arguments: list[str]) -> int:

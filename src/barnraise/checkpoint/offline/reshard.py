@@ -55,7 +55,7 @@ def write_shards(source: ShardSource, target: Path, count: int) -> Path:
     It is a sharded checkpoint like any other: `load_sharded` loads it. Raise CheckpointError if the target
     has a checkpoint of this step.
     """
-    manifest = source.found.manifest
+    manifest = source.files.manifest
     folder = target / folder_name(manifest.step)
     if folder.exists():
         raise CheckpointError(f"{folder} exists already", hint="Name another folder, or remove it.")

@@ -74,11 +74,11 @@ def _valid_files(roots: Sequence[Path], checkpoint: FoundShards) -> dict[str, Pa
 class ShardSource:
     """Reader of a found checkpoint: its tensors by chunk, and its other values as their saved bytes."""
 
-    def __init__(self, found: FoundFiles) -> None:
+    def __init__(self, files: FoundFiles) -> None:
         """Read the list of shards. It is a pickle of torch: its sender can run code here."""
-        self.found = found
-        self._readers = {folder: FileSystemReader(folder) for folder in set(found.folders.values())}
-        home = found.folders.get(METADATA)
+        self.files = files
+        self._readers = {folder: FileSystemReader(folder) for folder in set(files.folders.values())}
+        home = files.folders.get(METADATA)
         if home is None:
             raise CheckpointError(f"the checkpoint has no {METADATA}", hint="Use another checkpoint.")
         self.metadata = self._readers[home].read_metadata()
@@ -109,7 +109,7 @@ class ShardSource:
         by_folder: dict[Path, list[ReadItem]] = {}
         for item in items:
             name = self.metadata.storage_data[item.storage_index].relative_path
-            folder = self.found.folders.get(name)
+            folder = self.files.folders.get(name)
             if folder is None:
                 raise CheckpointError(
                     f"the checkpoint names a file {name!r} that its manifest does not have",

@@ -313,10 +313,10 @@ async def _train(
             variables = _script_variables(contributor)
             wrapped = held.enter_context(script_sandbox(contributor, variables, settings))
         kept = await start_script(contributor, wrapped, quiet=quiet)
-        return await _follow(kept, _gone(contributor.credentials, top, settings))
+        return await _follow(kept, _await_region_loss(contributor.credentials, top, settings))
 
 
-def _gone(credentials: MemberCredentials, top: HubPlace, settings: Settings) -> Coroutine[Any, Any, None]:
+def _await_region_loss(credentials: MemberCredentials, top: HubPlace, settings: Settings) -> Coroutine[Any, Any, None]:
     """Return a coroutine that ends when this machine's region is gone; without a region, never."""
     from barnraise.cli.hub.region import until_region_is_gone
     from barnraise.hub.protocol.invites import HubPlace
@@ -338,9 +338,9 @@ async def _never() -> None:
     await asyncio.get_running_loop().create_future()
 
 
-async def _follow(kept: ChildProcess, gone: Coroutine[Any, Any, None]) -> int:
+async def _follow(kept: ChildProcess, region_loss: Coroutine[Any, Any, None]) -> int:
     """Follow the script until it ends, the person leaves, or its region is gone."""
-    watch, ended = asyncio.create_task(gone), asyncio.create_task(kept.until_ended())
+    watch, ended = asyncio.create_task(region_loss), asyncio.create_task(kept.until_ended())
     try:
         await asyncio.wait((watch, ended), return_when=asyncio.FIRST_COMPLETED)
         is_moved = not ended.done()

@@ -54,7 +54,7 @@ def checkpoint_group() -> None:
 def _reshard(
     sources: tuple[str, ...], target: Path, into: int | None, step: int | None, safetensors: bool, prefix: str
 ) -> int:
-    """Put the parts of a sharded checkpoint together in TARGET, or shard it anew.
+    """Put the parts of a sharded checkpoint together in TARGET, or cut it into other shards.
 
     Name the folders of all machines that have parts, copied to this one. A RUN means this machine's own.
     """

@@ -125,7 +125,7 @@ def _shard_folder(source: str, state: Path) -> Path:
     if Path(source).is_dir():
         return Path(source).resolve()
     kept = state / "runs" / source / "checkpoints" / "sharded"
-    folders = sorted({found.parent.parent for found in kept.rglob("step-*/manifest.json")})
+    folders = sorted({manifest.parent.parent for manifest in kept.rglob("step-*/manifest.json")})
     if len(folders) == 1:
         return folders[0]
     if folders:

@@ -188,8 +188,8 @@ def test_member_of_lost_region_gets_another_seat(tree: Tree) -> None:
     assert place.hub == near
 
     async def watch(seconds: float) -> None:
-        gone = until_region_is_gone(place, joined.place, tree.connect, gone_s=1.0, look_s=0.2)
-        await asyncio.wait_for(gone, seconds)
+        loss = until_region_is_gone(place, joined.place, tree.connect, gone_s=1.0, look_s=0.2)
+        await asyncio.wait_for(loss, seconds)
 
     with pytest.raises(TimeoutError):  # it answers
         asyncio.run(watch(4.0))
