@@ -316,7 +316,9 @@ async def _train(
         return await _follow(kept, _await_region_loss(contributor.credentials, top, settings))
 
 
-def _await_region_loss(credentials: MemberCredentials, top: HubPlace, settings: Settings) -> Coroutine[Any, Any, None]:
+def _await_region_loss(
+    credentials: MemberCredentials, top: HubPlace, settings: Settings
+) -> Coroutine[Any, Any, None]:
     """Return a coroutine that ends when this machine's region is gone; without a region, never."""
     from barnraise.cli.hub.region import until_region_is_gone
     from barnraise.hub.protocol.invites import HubPlace
