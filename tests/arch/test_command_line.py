@@ -28,6 +28,7 @@ FROZEN = {
     "explain": {"code"},
     "help": {"command"},
     "version": set(),
+    "checkpoint reshard": {"sources", "target", "--into", "--step", "--safetensors", "--prefix"},
     "continue": {"--without", *_JSON},
     "doctor": {"--all", *_JSON},
     "down": _JSON,
@@ -47,6 +48,7 @@ FROZEN = {
     "hub up": {
         *("script", "arguments", "--name", "--host", "--port", "--address", "--uses", "--round", "--codec"),
         *("--train", "--no-train", "--parent", "--seats", "--folder", "--plain"),
+        *("--wait-for", "--quorum", "--max-staleness", "--linear-scaling", "--rounds"),
         *("--store", "--store-endpoint", "--held-out", "--proxied"),
     },
     "hub take-over": {"word", "--name"},

@@ -20,6 +20,7 @@ SECTIONS = ["What it means", "Common causes", "What to do"]
 FROZEN = {
     "AgentError": "agent",
     "BarnraiseError": "barnraise",
+    "CheckpointError": "checkpoint",
     "CollectiveError": "collective",
     "ConfigError": "config",
     "DiscoveryError": "discovery",

@@ -12,6 +12,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.parse
@@ -93,6 +94,16 @@ class MeteredAgents(LocalAgents):
             for family in text_string_to_metric_families(text)
             for sample in family.samples
         }
+
+    def health(self, place: int) -> tuple[int, dict[str, Any]]:
+        """Return the status code and the content of one machine's health, as a monitor polls it."""
+        url = f"http://127.0.0.1:{self.metric_ports[place]}/health"
+        try:
+            with urllib.request.urlopen(url, timeout=30) as answer:
+                return answer.status, json.loads(answer.read())
+        except urllib.error.HTTPError as error:
+            text = error.read()
+            return error.code, json.loads(text) if text.startswith(b"{") else {}
 
     def value(self, place: int, name: str) -> float:
         """Return the sum of the samples with this name."""
@@ -200,12 +211,29 @@ def test_prometheus_answers_every_expression_of_the_dashboard(
         server.wait(30)
 
 
+def test_monitor_polls_health(training: MeteredAgents) -> None:
+    training.until(lambda: training.health(0)[1].get("runs") == 1, "it answers")
+    status, health = training.health(0)
+    assert status == 200
+    assert (health["online"], health["machines"]) == (2, 2)
+    program = "import barnraise; health = barnraise.health(); print(health.state, health.machines)"
+    printed = subprocess.run(
+        [sys.executable, "-c", program],
+        env=training.environment(0),
+        capture_output=True,
+        check=True,
+        timeout=60,
+    ).stdout
+    assert printed.split() == [health["state"].encode(), b"2"]
+
+
 def test_loss_of_an_agent_is_counted(training: MeteredAgents) -> None:
     before = training.value(0, "barnraise_agent_link_losses_total")
     training.kill(1)
     training.until(
         lambda: training.value(0, "barnraise_agent_link_losses_total") > before, "the loss is counted", 60.0
     )
+    training.until(lambda: training.health(0)[1].get("online") == 1, "its health tells of it", 60.0)
 
 
 def _expressions() -> list[str]:

@@ -116,6 +116,7 @@ OWN_DATA = {
     "barnraise.cli.plan.parse:levels_of": "a file that the person names",
     "barnraise.cli.project_file:read_project_file": "a file of the person's project",
     "barnraise.cli.runs.resume:export": "a child process",
+    "barnraise.cli.runs.resume:reshard": "a child process",
     "barnraise.collectives.comm_process.group:group_tag": "a hash that this machine computed",
     "barnraise.collectives.comm_process.links.traffic:retransmits": "what the system says of a socket",
     "barnraise.collectives.messages:Inbox.feed": "the parent or a child process",

@@ -10,7 +10,13 @@ from msgspec import Meta
 from barnraise.agent_client.history.requests import HistoryAnswer, HistoryRequest
 from barnraise.agent_client.kv_messages import ClusterRequest, KvRequest
 from barnraise.agent_client.machine_limits import MachineLimits
-from barnraise.agent_client.metrics.requests import MetricsReport, MetricsRequest, MetricsResponse
+from barnraise.agent_client.metrics.requests import (
+    HealthRequest,
+    HealthResponse,
+    MetricsReport,
+    MetricsRequest,
+    MetricsResponse,
+)
 from barnraise.agent_client.notifications.requests import NotificationAnswer, NotificationRequest
 from barnraise.agent_client.queue.requests import QueueAnswer, QueueRequest
 from barnraise.agent_client.run_requests import RunRequest, RunResponse
@@ -144,6 +150,7 @@ AgentRequest = (
     | ShutdownRequest
     | MetricsReport
     | MetricsRequest
+    | HealthRequest
     | NotificationRequest
 )
 
@@ -313,6 +320,7 @@ AgentResponse = (
     | CleanResponse
     | LimitsResponse
     | MetricsResponse
+    | HealthResponse
     | NotificationAnswer
     | OpenPageResponse
     | RunResponse

@@ -17,7 +17,7 @@ from barnraise.checkpoint.adapter_files import read_description, write_adapter, 
 from barnraise.checkpoint.files import Checkpoints, write_model
 from barnraise.checkpoint.serialization import unflatten
 from barnraise.checkpoint.signer import AgentCheckpointSigner, CheckpointSigner
-from barnraise.core.errors import BarnraiseError, RunError
+from barnraise.core.errors import BarnraiseError, CheckpointError
 
 
 def export(
@@ -34,7 +34,7 @@ def export(
     """
     newest = Checkpoints(folder, run, signer).newest()
     if newest is None:
-        raise RunError(
+        raise CheckpointError(
             f"no complete checkpoint of run {run} in {folder}", hint="Try the other machines of the run."
         )
     manifest, parts = newest

@@ -26,7 +26,7 @@ from barnraise.artifacts.store.linked_files import entry_of
 from barnraise.checkpoint.serialization import FlatState, digest
 from barnraise.checkpoint.signer import CheckpointSigner
 from barnraise.core import metrics
-from barnraise.core.errors import BarnraiseError, RunError
+from barnraise.core.errors import BarnraiseError, CheckpointError, RunError
 from barnraise.core.files import remove_tree, replace, sync_path
 from barnraise.core.metrics import catalogue
 from barnraise.runs.checkpoint_manifest import (
@@ -108,16 +108,19 @@ class Checkpoints:
         return None
 
     def read(self, folder: Path) -> tuple[CheckpointManifest, FlatState]:
-        """Read a checkpoint from disk. Raise RunError if it is damaged, of another run, or wrongly signed."""
+        """Read a checkpoint from disk.
+
+        Raise RunError if it is damaged, of another run, or wrongly signed.
+        """
         manifest = self._manifest(folder)
         try:
             if entry_of(folder / STATE, STATE).object.hex() != manifest.file:
-                raise RunError("its contents do not have the hash of its manifest", hint=_OLDER)
+                raise CheckpointError("its contents do not have the hash of its manifest", hint=_OLDER)
             skeleton = base64.b64decode(manifest.skeleton, validate=True)
             loaded = load_file(folder / STATE)
             tensors = [loaded[f"t{number}"] for number in range(len(loaded))]
         except (OSError, ValueError, KeyError, SafetensorError) as error:
-            raise RunError(f"it cannot be read ({error})", hint=_OLDER) from error
+            raise CheckpointError(f"it cannot be read ({error})", hint=_OLDER) from error
         return manifest, FlatState(skeleton, tensors)
 
     def _manifest(self, folder: Path) -> CheckpointManifest:

@@ -24,7 +24,7 @@ from barnraise.agent_client.roles import ask_roles
 from barnraise.checkpoint.shard_files import DRAFT, ShardFile, Start, TransferPlan, is_valid
 from barnraise.core.config import load_settings
 from barnraise.core.decoding import decode
-from barnraise.core.errors import BarnraiseError, ProtocolError, RunError
+from barnraise.core.errors import BarnraiseError, CheckpointError, ProtocolError
 from barnraise.core.files import remove_tree, sync_path
 from barnraise.core.units import format_size
 
@@ -53,19 +53,28 @@ class _RankRequest(msgspec.Struct, frozen=True, array_like=True):
 class MachineRing:
     """The machines of a process group, in order, each represented by its leader rank."""
 
-    def __init__(self, root: Path, first: _RankRequest, rank: int, leader_of: Sequence[int]) -> None:
+    def __init__(
+        self,
+        root: Path,
+        first: _RankRequest,
+        rank: int,
+        leader_of: Sequence[int],
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        """Set the ring up. ``group``: all ranks again; None: the program's own group."""
         self.root = root
         self.token, self.start = first.token, first.start
         self.rank = rank
         self.leaders = sorted(set(leader_of))
         self.is_leader = leader_of[rank] == rank
-        self._leader_of = leader_of
+        self.group = group
+        self._first, self._leader_of = first, leader_of
 
     @classmethod
     def connect(cls, root: Path, action: str, step: int, copies: int) -> MachineRing:
         """Find which ranks share a machine, and check that all ranks make the same call.
 
-        Raise RunError if a guest's machine takes part.
+        Raise CheckpointError if a guest's machine takes part.
         """
         start = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
         own = _RankRequest(action, step, copies, secrets.token_hex(8), start)
@@ -81,19 +90,23 @@ class MachineRing:
         first = requests[0]
         for rank, request in enumerate(requests):
             if (request.action, request.step, request.copies) != (first.action, first.step, first.copies):
-                raise RunError(
+                raise CheckpointError(
                     f"rank 0 calls {first.action} with step {first.step} and copies {first.copies}, "
                     f"rank {rank} {request.action} with {request.step} and {request.copies}",
                     hint="Call it on all ranks with the same arguments.",
                 )
         if not {rank for rank, leader in enumerate(leader_of) if rank == leader} >= set(leader_of):
-            raise RunError("ranks disagree on which of them share a folder", hint="Use a local disk.")
+            raise CheckpointError("ranks disagree on which of them share a folder", hint="Use a local disk.")
         ring = cls(root, first, dist.get_rank() if dist.is_initialized() else 0, leader_of)
         if ring.is_leader:
             for leftover in root.glob(f"{DRAFT}*"):  # of a killed process; ranks may have started this draft
                 if leftover.name != f"{DRAFT}{ring.token}":
                     remove_tree(leftover)
         return ring
+
+    def over(self, group: dist.ProcessGroup | None) -> MachineRing:
+        """Return the same ring, whose messages go over another group."""
+        return MachineRing(self.root, self._first, self.rank, self._leader_of, group)
 
     def machine_of(self, rank: int) -> int:
         """Return the index of a rank's machine in the ring."""
@@ -103,24 +116,24 @@ class MachineRing:
         self, work: Callable[[], Sequence[T]], decoder: msgspec.msgpack.Decoder[tuple[T, ...]]
     ) -> list[tuple[T, ...]]:
         """Run a function once on each machine. Return the results by machine."""
-        results = run_on_all_ranks(lambda: tuple(work()) if self.is_leader else (), decoder)
+        results = run_on_all_ranks(lambda: tuple(work()) if self.is_leader else (), decoder, self.group)
         return [results[leader] for leader in self.leaders]
 
     def run_on_each_machine(self, work: Callable[[], None]) -> None:
-        """Run a function once on each machine. Raise RunError on all ranks if it fails on any."""
+        """Run a function once on each machine. Raise CheckpointError on all ranks if it fails on any."""
 
         def run() -> bool:
             if self.is_leader:
                 work()
             return True
 
-        run_on_all_ranks(run, _bools)
+        run_on_all_ranks(run, _bools, self.group)
 
     def transfer(self, folder: Path, plan: TransferPlan) -> None:
         """Send files between machines, into the same folder on each."""
         if not plan:
             return
-        transfer = _FileTransfer(folder)
+        transfer = _FileTransfer(folder, self.group)
         if self.is_leader:
             count, own = len(self.leaders), self.machine_of(self.rank)
             for shift in range(1, count):
@@ -138,12 +151,12 @@ def _announce(root: Path, request: _RankRequest) -> _RankRequest:
 
 
 def _reject_guests() -> None:
-    """Raise RunError if a guest's machine takes part in the run, because DCP unpickles its messages."""
+    """Raise CheckpointError if a guest's machine takes part, because DCP unpickles its messages."""
     if not os.environ.get("BARNRAISE_LAUNCHED"):
         return
     known = ask_roles(load_settings(), os.environ["BARNRAISE_RUN"], launched=True)
     if known is not None and (guests := known.run_guests):
-        raise RunError(
+        raise CheckpointError(
             f"{', '.join(guests)} takes part as a guest, and DCP would unpickle what its workers send",
             hint="Name only owners' machines with `--on`, or train with `barnraise.init()`.",
         )
@@ -167,9 +180,9 @@ def _chunks(files: Sequence[ShardFile]) -> Iterator[_FileChunk]:
 class _FileTransfer:
     """Sends and receives files. Disk errors are reported at the end, because the other machines wait."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._device = _device()
+    def __init__(self, folder: Path, group: dist.ProcessGroup | None) -> None:
+        self._folder, self._group = folder, group
+        self._device = _device(group)
         self._failure = ""
         self._received, self._report_at = 0, time.monotonic() + _REPORT_S
 
@@ -180,9 +193,10 @@ class _FileTransfer:
         arrived: tuple[_FileChunk, torch.Tensor] | None = None
         for out, into in zip_longest(_chunks(outgoing), _chunks(incoming)):
             data = torch.empty(into.size if into else 0, dtype=torch.uint8, device=self._device)
-            operations = [dist.P2POp(dist.irecv, data, source)] if data.numel() else []
+            operations = [dist.P2POp(dist.irecv, data, source, self._group)] if data.numel() else []
             if out and out.size:
-                operations.append(dist.P2POp(dist.isend, self._read(out).to(self._device), to))
+                sent = self._read(out).to(self._device)
+                operations.append(dist.P2POp(dist.isend, sent, to, self._group))
             works = dist.batch_isend_irecv(operations) if operations else []
             if arrived:  # written while the next one is in flight
                 self._write(*arrived)
@@ -193,9 +207,9 @@ class _FileTransfer:
             self._write(*arrived)
 
     def raise_if_failed(self) -> None:
-        """Raise RunError with the first disk error."""
+        """Raise CheckpointError with the first disk error."""
         if self._failure:
-            raise RunError(self._failure, hint=RETRY_HINT)
+            raise CheckpointError(self._failure, hint=RETRY_HINT)
 
     def _read(self, chunk: _FileChunk) -> torch.Tensor:
         data = torch.zeros(chunk.size, dtype=torch.uint8)
@@ -238,46 +252,49 @@ class _Outcome(msgspec.Struct, frozen=True, array_like=True):
     hint: Annotated[str, Meta(max_length=_MAX_ERROR)] = ""
 
 
-def run_on_all_ranks(work: Callable[[], T], decoder: msgspec.msgpack.Decoder[T]) -> list[T]:
-    """Run a function on every rank. Return the results by rank, or raise RunError on all ranks."""
+def run_on_all_ranks(
+    work: Callable[[], T], decoder: msgspec.msgpack.Decoder[T], group: dist.ProcessGroup | None = None
+) -> list[T]:
+    """Return the results of a function by rank, or raise CheckpointError on all ranks."""
     try:
         own = _Outcome(msgspec.msgpack.encode(work()))
     except (OSError, BarnraiseError) as error:
         hint = error.hint if isinstance(error, BarnraiseError) else RETRY_HINT
         own = _Outcome(b"", error_text(error), hint[:_MAX_ERROR])
     problem = "a message of another rank cannot be read"
-    outcomes = [decode(_outcomes, data, problem) for data in _all_gather_bytes(msgspec.msgpack.encode(own))]
+    gathered = _all_gather_bytes(msgspec.msgpack.encode(own), group)
+    outcomes = [decode(_outcomes, data, problem) for data in gathered]
     failed: dict[str, list[str]] = {}
     for rank, outcome in enumerate(outcomes):
         if outcome.failure:
             failed.setdefault(outcome.failure, []).append(str(rank))
     if failed:
         reasons = "; ".join(f"rank {', '.join(ranks)}: {failure}" for failure, ranks in failed.items())
-        raise RunError(reasons, hint=next(outcome.hint for outcome in outcomes if outcome.failure))
+        raise CheckpointError(reasons, hint=next(outcome.hint for outcome in outcomes if outcome.failure))
     return [decode(decoder, outcome.value, problem) for outcome in outcomes]
 
 
-def _all_gather_bytes(message: bytes) -> list[bytes]:
+def _all_gather_bytes(message: bytes, group: dist.ProcessGroup | None) -> list[bytes]:
     if not dist.is_initialized():
         return [message]
-    device = _device()
+    device = _device(group)
     size = torch.tensor([len(message)], device=device)
     sizes = [torch.zeros_like(size) for _ in range(dist.get_world_size())]
-    dist.all_gather(sizes, size)
+    dist.all_gather(sizes, size, group)
     lengths = [int(length) for length in sizes]
     if not 0 < min(lengths) <= max(lengths) <= _MAX_MESSAGE:
         raise ProtocolError(f"a rank sent a message of {max(lengths)} bytes; the limit is {_MAX_MESSAGE}")
     padded = torch.frombuffer(bytearray(message.ljust(max(lengths), b"\0")), dtype=torch.uint8).to(device)
     rows = [torch.empty_like(padded) for _ in lengths]
-    dist.all_gather(rows, padded)
+    dist.all_gather(rows, padded, group)
     return [row[:length].cpu().numpy().tobytes() for row, length in zip(rows, lengths, strict=True)]
 
 
-def _device() -> str:
+def _device(group: dist.ProcessGroup | None) -> str:
     """Return the device of the group's tensors: main memory if the group supports it."""
     if not dist.is_initialized():
         return "cpu"
-    kinds = [pair.split(":")[0] for pair in dist.get_backend_config().split(",")]
+    kinds = [pair.split(":")[0] for pair in dist.get_backend_config(group).split(",")]
     return "cpu" if "cpu" in kinds else kinds[0]
 
 

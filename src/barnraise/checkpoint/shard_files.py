@@ -23,7 +23,7 @@ from blake3 import blake3
 from msgspec import Meta
 
 from barnraise.core.decoding import decode
-from barnraise.core.errors import ProtocolError, RunError
+from barnraise.core.errors import CheckpointError, ProtocolError
 from barnraise.core.files import remove_tree, sync_path
 from barnraise.runs.checkpoint_manifest import Step, folder_name, folder_step
 
@@ -103,11 +103,16 @@ TransferPlan = Mapping[tuple[int, int], Sequence[ShardFile]]
 
 
 def all_files(listed: Sequence[Sequence[ShardFile]]) -> tuple[ShardFile, ...]:
-    """Return the files of the whole checkpoint. Raise RunError if two machines have a file of one name."""
+    """Return the files of the whole checkpoint.
+
+    Raise CheckpointError if two machines have a file of one name.
+    """
     files = sorted((file for own in listed for file in own), key=lambda file: file.name)
     for file, next_file in pairwise(files):
         if file.name == next_file.name:
-            raise RunError(f"two machines wrote {file.name}", hint="Give each machine a folder of its own.")
+            raise CheckpointError(
+                f"two machines wrote {file.name}", hint="Give each machine a folder of its own."
+            )
     return tuple(files)
 
 

@@ -30,6 +30,7 @@ SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "stop",
             "resume",
             "export",
+            "checkpoint",
             "clean",
         ),
     ),

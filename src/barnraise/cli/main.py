@@ -30,7 +30,7 @@ from barnraise.cli.plan.options import planning_options, take_wishes
 from barnraise.cli.project_file import ProjectFileCommand
 from barnraise.cli.queue.commands import queue_group
 from barnraise.cli.runs.evaluate import eval_command
-from barnraise.cli.runs.export import export_command
+from barnraise.cli.runs.export import checkpoint_group, export_command
 from barnraise.cli.runs.options import RunCommandOptions, add_data, run_options, set_option, take_run_options
 from barnraise.cli.watch.command import watch_command
 from barnraise.core.errors import BarnraiseError
@@ -564,6 +564,7 @@ for _command in (
     *machine_commands,
     eval_command,
     export_command,
+    checkpoint_group,
     queue_group,
     runs_group,
     report_command,

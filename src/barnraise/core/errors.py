@@ -17,7 +17,8 @@ Each code has a page under ``docs/errors/`` (a test checks it), which ``barnrais
     ├── AgentError
     ├── ShippingError
     ├── RunError
-    │   └── RunEnvironmentError
+    │   ├── RunEnvironmentError
+    │   └── CheckpointError
     ├── StepFailed
     ├── HubError
     │   ├── HubAway
@@ -163,6 +164,13 @@ class RunEnvironmentError(RunError):
     default_hint = "Install what is missing there, use `--env sync`, or leave the machine out with `--on`."
 
 
+class CheckpointError(RunError):
+    """A checkpoint cannot be saved, read or put together."""
+
+    code = "checkpoint"
+    default_hint = "Earlier checkpoints are unchanged: correct what the message names, then try again."
+
+
 class StepFailed(BarnraiseError):
     """A step was applied only in part on this machine, so its worker must start again.
 
@@ -232,7 +240,7 @@ def by_code(code: str, otherwise: type[BarnraiseError]) -> type[BarnraiseError]:
     """Return the error class for a code of another process, if its errors have only a sentence."""
     plain = (
         *(PairingError, DiscoveryError, MembershipError, TrustError, IdentityError, ConfigError),
-        *(ShippingError, RunError, RunEnvironmentError),
+        *(ShippingError, RunError, RunEnvironmentError, CheckpointError),
     )
     return next((cls for cls in plain if cls.code == code), otherwise)
 

@@ -1,22 +1,30 @@
-"""The hub's process: ``python -m barnraise.hub DIRECTORY [--host HOST] [--port PORT]``."""
+"""The hub's process: ``python -m barnraise.hub DIRECTORY [--host HOST] [--port PORT]``.
+
+It imports what a mirror, a region or an object store needs only for them, so that a hub answers soon.
+"""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import ctypes
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from barnraise.core.errors import BarnraiseError
 from barnraise.core.flow.console_log import install_process_log
 from barnraise.core.sanitize import printable
-from barnraise.hub.mirror.server import serve_mirror
-from barnraise.hub.object_store.s3 import BucketUrl, parse_bucket_url
 from barnraise.hub.private_options import PrivateOptions, take_private_options
 from barnraise.hub.protocol.invites import Invite, read_invite
-from barnraise.hub.region.server import MemberSeats, serve_region
 from barnraise.hub.server.server import ListenOptions, check_plain, serve
 from barnraise.hub.storage.directory_lock import lock_directory
+
+if TYPE_CHECKING:
+    from barnraise.hub.object_store.s3 import BucketUrl
+    from barnraise.hub.region.server import MemberSeats
+
+_M_ARENA_MAX = -8  # of mallopt(3)
 
 
 def run(
@@ -35,10 +43,15 @@ def run(
     """
     check_plain(listening)
     install_process_log()
+    _limit_arenas()
     with lock_directory(directory):  # until its last thread has ended
         if follow is not None:
+            from barnraise.hub.mirror.server import serve_mirror
+
             asyncio.run(serve_mirror(directory, follow, listening))
         elif parent is not None:
+            from barnraise.hub.region.server import serve_region
+
             asyncio.run(serve_region(directory, parent, listening, seats, store))
         else:
             asyncio.run(serve(directory, listening, store, held_out))
@@ -73,7 +86,7 @@ def main(arguments: list[str]) -> int:
             follow=read_invite(private.follow) if private.follow else None,
             parent=read_invite(private.parent) if private.parent else None,
             seats=_seats(given.seats, private),
-            store=parse_bucket_url(given.store, given.store_endpoint) if given.store else None,
+            store=_bucket(given.store, given.store_endpoint),
             held_out=given.held_out,
         )
     except BarnraiseError as error:
@@ -85,8 +98,29 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
+def _limit_arenas() -> None:
+    """Let all threads share two arenas of glibc: each arena keeps what a burst of members needed there."""
+    if sys.platform != "linux":
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
+    if mallopt is not None:
+        mallopt(_M_ARENA_MAX, 2)
+
+
 def _seats(count: int, private: PrivateOptions) -> MemberSeats | None:
-    return MemberSeats(count, private.offer, private.pinned) if count and private.offer else None
+    if not count or not private.offer:
+        return None
+    from barnraise.hub.region.server import MemberSeats
+
+    return MemberSeats(count, private.offer, private.pinned)
+
+
+def _bucket(store: str, endpoint: str) -> BucketUrl | None:
+    if not store:
+        return None
+    from barnraise.hub.object_store.s3 import parse_bucket_url
+
+    return parse_bucket_url(store, endpoint)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ import msgspec
 from msgspec import Meta
 
 from barnraise.core.decoding import decode
-from barnraise.core.errors import ProtocolError, RunError
+from barnraise.core.errors import CheckpointError, ProtocolError
 from barnraise.identity import NodeId, NodeKey, verify_signature
 from barnraise.identity.trust import TrustLog
 from barnraise.runs.record import MOST_MACHINES, Node, RunId, RunSpec, Version
@@ -142,39 +142,42 @@ def allowed_signers(log: TrustLog, spec: RunSpec) -> frozenset[bytes]:
 def read_manifest(
     data: bytes, seal: bytes | None, run: str, may_sign: Collection[bytes]
 ) -> CheckpointManifest:
-    """Return the manifest after checking its signature; raise RunError with the reason if it is not valid."""
+    """Return the manifest after checking its signature.
+
+    Raise CheckpointError with the reason if it is not valid.
+    """
     if seal is None:
-        raise RunError("it is not signed", hint=_OLDER)
+        raise CheckpointError("it is not signed", hint=_OLDER)
     try:
         manifest = decode(_manifests, data, "it cannot be read")
         signature = decode(_seals, seal, "its signature cannot be read")
     except ProtocolError as error:
-        raise RunError(error.message, hint=_OLDER) from error
+        raise CheckpointError(error.message, hint=_OLDER) from error
     if manifest.run != run:
-        raise RunError(f"it belongs to run {manifest.run}", hint="Name the run that it belongs to.")
+        raise CheckpointError(f"it belongs to run {manifest.run}", hint="Name the run that it belongs to.")
     if signature.node not in may_sign:
-        raise RunError(
+        raise CheckpointError(
             "it was not signed by a machine of this cluster", hint="Use a checkpoint of this cluster."
         )
     statement = _statement(manifest.run, manifest.step, fingerprint(data))
     if not verify_signature(NodeId(signature.node), signature.signature, statement):
-        raise RunError("it was changed after it was signed", hint=_OLDER)
+        raise CheckpointError("it was changed after it was signed", hint=_OLDER)
     return manifest
 
 
 def load_manifest(place: Path, run: str, may_sign: Collection[bytes]) -> CheckpointManifest:
-    """Load the manifest of a checkpoint on disk; raise RunError with the reason if it is not valid."""
+    """Load the manifest of a checkpoint on disk; raise CheckpointError with the reason if it is not valid."""
     try:
         data = _bounded(place / MANIFEST)
         seal = _bounded(place / SEAL) if (place / SEAL).exists() else None
     except OSError as error:
-        raise RunError(f"it cannot be read ({error})", hint=_OLDER) from error
+        raise CheckpointError(f"it cannot be read ({error})", hint=_OLDER) from error
     return read_manifest(data, seal, run, may_sign)
 
 
 def _bounded(path: Path) -> bytes:
     if path.stat().st_size > LARGEST[path.name]:
-        raise RunError(f"its {path.name} is too large", hint=_OLDER)
+        raise CheckpointError(f"its {path.name} is too large", hint=_OLDER)
     return path.read_bytes()
 
 

@@ -85,16 +85,19 @@ class HubAdapter:
         if self._only_begins:
             self._contributor.ensure_base(layout, course, state)
             sys.exit(0)
-        return _task(self._contributor.start(layout, course, state))
+        return self._work(self._contributor.start(layout, course, state))
 
     def exchange(self, update: RoundUpdate, state: torch.Tensor) -> LeasedWork:
         lease = self._contributor.exchange(
             update.change, state, samples=update.samples, loss=update.loss, speed=update.speed
         )
-        return _task(lease)
+        return self._work(lease)
 
     def continue_lease(self, spec: ModelSpec, lease: LeasedWork) -> None:
         self._contributor.resume(*_declared(spec), decode_message(Lease, lease.token))
+
+    def _work(self, lease: Lease | None) -> LeasedWork:
+        return leased_work(lease, is_linear=self._contributor.terms.linear_scaling)
 
 
 def _declared(form: ModelSpec) -> tuple[VectorLayout, HubDataOrder]:
@@ -105,8 +108,16 @@ def _declared(form: ModelSpec) -> tuple[VectorLayout, HubDataOrder]:
     return layout, course
 
 
-def _task(lease: Lease | None) -> LeasedWork:
+def leased_work(lease: Lease | None, *, is_linear: bool) -> LeasedWork:
+    """Return a lease as the session trains it. Without samples, the training is complete.
+
+    ``is_linear``: each member takes steps of a whole batch, and multiplies its learning rate by the members.
+    Otherwise all members take one batch together.
+    """
     if lease is None:
         return LeasedWork((), 0, 1)
     spans = tuple(SampleRange(span.epoch, span.first, span.last) for span in lease.spans)
-    return LeasedWork(spans, lease.covered, lease.members, encode_message(lease))
+    token = encode_message(lease)
+    if is_linear:
+        return LeasedWork(spans, lease.covered, 1, token, float(lease.members))
+    return LeasedWork(spans, lease.covered, lease.members, token)

@@ -18,11 +18,13 @@ import torch.distributed as dist
 from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
 
 from barnraise.agent_client.run_requests import GuestRow, RolesResponse
 from barnraise.checkpoint import shard_exchange
+from barnraise.checkpoint.offline.__main__ import reshard
 from barnraise.checkpoint.serialization import tensor_bytes
 from barnraise.checkpoint.shard_files import (
     FoundShards,
@@ -34,7 +36,7 @@ from barnraise.checkpoint.shard_files import (
 )
 from barnraise.checkpoint.sharded import load_sharded, save_sharded
 from barnraise.collectives.torch_patch.autoload import register
-from barnraise.core.errors import BarnraiseError, RunError
+from barnraise.core.errors import BarnraiseError, CheckpointError, RunError
 
 RANKS = 3
 Digests = dict[str, str]
@@ -81,6 +83,53 @@ def save(folder: str, steps: Sequence[int], copies: int = 2) -> Digests:
         training = Training(step)
         save_sharded({"training": training}, folder, step, copies=copies)
     return training.digests()
+
+
+def save_while_training(folder: str, step: int) -> Digests:
+    """Save in the background, and change the state meanwhile: the checkpoint has that of the call."""
+    training = Training(step)
+    expected = training.digests()
+    handle = save_sharded({"training": training}, folder, step, is_async=True)
+    while True:
+        training.model(torch.randn(4, 7)).square().mean().backward()
+        training.optimizer.step()
+        if torch_all_agree(handle.done()):
+            break
+    handle.wait(60.0)
+    assert handle.done()
+    return expected
+
+
+def torch_all_agree(own: bool) -> bool:
+    """Return True once it is true on all ranks, which also uses the program's group."""
+    if not dist.is_initialized():
+        return own
+    count = torch.tensor(float(own))
+    dist.all_reduce(count)
+    return int(count) == dist.get_world_size()
+
+
+def save_twice_in_background(folder: str) -> tuple[str, Digests]:
+    """Return the error of the first save, which a later one does not hide, and what the second has saved."""
+    first = save_sharded({"training": {"model": {"strange": _Unsaveable()}}}, folder, 1, is_async=True)
+    training = Training(2)
+    save_sharded({"training": training}, folder, 2, is_async=True).wait(60.0)
+    assert first.done()
+    try:
+        first.wait(1.0)
+    except CheckpointError as error:
+        return error.message, training.digests()
+    return "", training.digests()
+
+
+class _Unsaveable:
+    """Value that can be copied, and fails when it is written."""
+
+    def __deepcopy__(self, memory: object) -> _Unsaveable:
+        return self
+
+    def __reduce__(self) -> str:
+        raise RuntimeError("this cannot be written")
 
 
 def load(folder: str) -> tuple[int | None, Digests]:
@@ -311,6 +360,57 @@ def test_metadata_contains_no_pickled_path(machines: list[Path]) -> None:
     assert b"PosixPath" not in (machines[0] / "step-00000006" / ".metadata").read_bytes()
 
 
+# on the disk, without a program
+
+
+def test_parts_of_two_machines_become_shards_of_two_ranks(
+    processes: RankProcesses, machines: list[Path], saved: tuple[Path, Digests, Digests], tmp_path: Path
+) -> None:
+    facts = reshard(machines[:2], tmp_path / "new", count=2, step=None, is_one_file=False, prefix="")
+    assert facts["step"] == 6
+    assert shards(tmp_path / "new", 6) == ["__0_0.distcp", "__1_0.distcp"]
+    assert processes.call("load", [tmp_path / "new", tmp_path / "other"]) == [(6, saved[2])] * 2
+
+
+def test_parts_become_one_file_with_the_whole_model(
+    machines: list[Path], saved: tuple[Path, Digests, Digests], tmp_path: Path
+) -> None:
+    reshard(machines, tmp_path, count=1, step=3, is_one_file=True, prefix="training.model.")
+    tensors = load_file(tmp_path / "model.safetensors")
+    hashed = {name: blake3(tensor_bytes(value)).hexdigest() for name, value in tensors.items()}
+    assert sorted(hashed) == ["0.bias", "0.weight", "2.bias", "2.weight"]
+    assert hashed == {name: saved[1][name] for name in hashed}
+
+
+def test_missing_and_damaged_parts_are_not_used(machines: list[Path], tmp_path: Path) -> None:
+    options: dict[str, Any] = {"count": 1, "step": None, "is_one_file": False, "prefix": ""}
+    with pytest.raises(CheckpointError, match=r"no folder has a valid copy of __1_0\.distcp"):
+        reshard(machines[:1], tmp_path / "new", **options)
+    change_a_byte(machines[1] / "step-00000006" / "__1_0.distcp")
+    assert reshard(machines[:2], tmp_path / "new", **options)["step"] == 3, "the newest whole one"
+
+
+# in the background
+
+
+@pytest.mark.parametrize("backend", ["gloo", "barnraise"])
+def test_save_in_background_has_the_state_of_its_call(
+    processes: RankProcesses, tmp_path: Path, backend: str
+) -> None:
+    folders = [tmp_path / str(rank) for rank in range(RANKS)]
+    expected = processes.call("save_while_training", folders, backend, step=4)
+    assert expected[0] == expected[1] == expected[2]
+    shutil.rmtree(folders[1])
+    assert processes.call("load", [folders[0], folders[2]]) == [(4, expected[0])] * 2
+
+
+def test_failure_in_background_is_raised_by_its_handle(processes: RankProcesses, tmp_path: Path) -> None:
+    folders = [tmp_path / str(rank) for rank in range(RANKS)]
+    answers = processes.call("save_twice_in_background", folders)
+    assert all("this cannot be written" in message for message, _ in answers)
+    assert processes.call("load", folders) == [(2, answers[0][1])] * RANKS
+
+
 # one process
 
 
@@ -319,6 +419,13 @@ def test_sharded_checkpoint_works_without_group(tmp_path: Path) -> None:
         warnings.simplefilter("ignore")  # DCP says that it is alone
         expected = save(str(tmp_path), [3])
         assert load(str(tmp_path)) == (3, expected)
+
+
+def test_save_in_background_works_without_group(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected = save_while_training(str(tmp_path), 4)
+        assert load(str(tmp_path)) == (4, expected)
 
 
 def test_relative_folder_is_placed_in_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from barnraise.hub.protocol.messages import (
 )
 from barnraise.hub.protocol.signatures import sign_request
 from barnraise.hub.server.app import HubApp, make_app
+from barnraise.hub.server.bodies import ArrivedBody
 from barnraise.hub.server.hub import Hub
 from barnraise.hub.server.server import make_outer_step
 from barnraise.hub.server.uploads import UploadService
@@ -57,7 +58,8 @@ class InProcessHub:
     async def send(self, node: str, declaration: UpdateDeclaration, data: bytes) -> HubProgress:
         progress = await self.intake.declare(node, declaration)
         while not progress.accepted:
-            progress = await self.intake.append(node, progress.id, progress.offset, data[progress.offset :])
+            rest = ArrivedBody.in_memory(data[progress.offset :])
+            progress = await self.intake.append(node, progress.id, progress.offset, rest)
         return progress
 
     async def half_sent(self) -> tuple[str, Lease, bytes]:
@@ -66,7 +68,7 @@ class InProcessHub:
         lease = await self.lease(node)
         data = update(lease)
         progress = await self.intake.declare(node, declared(lease, data))
-        await self.intake.append(node, progress.id, 0, data[:-1])
+        await self.intake.append(node, progress.id, 0, ArrivedBody.in_memory(data[:-1]))
         return node, lease, data
 
     async def round(self, node: str) -> None:

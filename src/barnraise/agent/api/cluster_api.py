@@ -49,7 +49,7 @@ from barnraise.agent_client.history.requests import HistoryRequest
 from barnraise.agent_client.kv_messages import ClusterRequest, KvRequest, KvResponse, Result
 from barnraise.agent_client.kv_messages import encode as encode_kv
 from barnraise.agent_client.machine_limits import MachineLimits
-from barnraise.agent_client.metrics.requests import MetricsReport, MetricsRequest
+from barnraise.agent_client.metrics.requests import HealthRequest, MetricsReport, MetricsRequest
 from barnraise.agent_client.notifications.requests import NotificationRequest
 from barnraise.agent_client.queue.requests import QueueRequest
 from barnraise.agent_client.run_requests import GraphRequest, RunRequest
@@ -86,6 +86,8 @@ async def answer(agent: Agent, data: bytes, run: str) -> bytes:
                 KvResponse(await agent.runs.proxy.request(request.operation, request.patience_s))
             )
         return await agent.kv.answer(request)
+    if isinstance(request, HealthRequest):
+        return encode(agent.metrics.health(is_for_worker=bool(run)))
     if isinstance(request, MetricsReport):
         agent.metrics.received(request)
         return encode(RequestDone(""))

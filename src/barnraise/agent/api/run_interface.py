@@ -11,7 +11,7 @@ from collections.abc import Collection
 from barnraise.agent_client.cluster_requests import AnyAgentRequest
 from barnraise.agent_client.history.requests import RecordRequest
 from barnraise.agent_client.kv_messages import ClusterRequest, KvRequest
-from barnraise.agent_client.metrics.requests import MetricsReport
+from barnraise.agent_client.metrics.requests import HealthRequest, MetricsReport
 from barnraise.agent_client.run_requests import (
     DroppedStepsRequest,
     FailingRequest,
@@ -46,7 +46,7 @@ def refuse_request(run: str, earlier: Collection[str], request: AnyAgentRequest)
     ``earlier``: the runs that this one continues, whose checkpoints it may read.
     """
     match request:
-        case ClusterRequest():
+        case ClusterRequest() | HealthRequest():
             return None
         case GraphRequest():
             return "it names machines; a worker asks for those of its run" if request.on else None

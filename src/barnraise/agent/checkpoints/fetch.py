@@ -15,7 +15,7 @@ from barnraise.agent.context import AgentContext
 from barnraise.agent.runs.messages import FilesResponse
 from barnraise.agent.runs.registry import RunEntry
 from barnraise.artifacts import data_limits, folder_limits
-from barnraise.core.errors import BarnraiseError, RunError
+from barnraise.core.errors import BarnraiseError, CheckpointError, RunError
 from barnraise.identity import NodeId
 
 _log = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ class CheckpointFetcher:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def fetch(self, run: str, step: int, holders: Sequence[NodeId] = ()) -> None:
-        """Fetch a checkpoint unless it is here and whole; raise RunError if no machine can send it."""
+        """Fetch a checkpoint unless it is here and whole; raise CheckpointError if no machine can send it."""
         signers = self._directory.signers_of(run)
         if await asyncio.to_thread(self._local.is_whole, run, step, signers):
             return
@@ -108,7 +108,7 @@ class CheckpointFetcher:
                 _log.warning("cannot fetch a checkpoint from %s: %s", self._context.name_of(node), why)
             else:
                 return
-        raise RunError(
+        raise CheckpointError(
             f"cannot fetch the checkpoint of step {step} of run {run}: {why}",
             hint="Switch on the machines that saved it: barnraise status",
         )

@@ -19,7 +19,7 @@ from barnraise.artifacts import FolderManifest as FileList
 from barnraise.artifacts.packing.unpack import link_tree
 from barnraise.artifacts.store.linked_files import entry_of, link_files, unlink_files
 from barnraise.artifacts.store.manifest import make_manifest, piece_hash
-from barnraise.core.errors import RunError, ShippingError
+from barnraise.core.errors import CheckpointError, RunError, ShippingError
 from barnraise.core.files import discard, remove_tree, sync_path
 from barnraise.identity import NodeKey
 from barnraise.runs.checkpoint_manifest import (
@@ -120,7 +120,7 @@ class LocalCheckpoints:
         (state,) = (entry for entry in packed.manifest.files if entry.path == STATE)
         if state.object.hex() != manifest.file:
             unlink_files(self._store, packed.id)
-            raise RunError(f"the checkpoint of step {step} is damaged", hint="Ask another machine.")
+            raise CheckpointError(f"the checkpoint of step {step} is damaged", hint="Ask another machine.")
         return packed
 
     def withdraw(self, name: bytes) -> None:
@@ -128,21 +128,23 @@ class LocalCheckpoints:
         unlink_files(self._store, name)
 
     def keep(self, files: FileList, run: str, step: int, signers: Collection[bytes]) -> None:
-        """Turn fetched files into a checkpoint; raise RunError if they are not the expected one.
+        """Turn fetched files into a checkpoint; raise CheckpointError if they are not the expected one.
 
         This machine signs the checkpoint again, because the original signer may be removed from the cluster
         later.
         """
         entries = {entry.path: entry for entry in files.files}
         if set(entries) != set(FILES):
-            raise RunError("the fetched files are not a checkpoint", hint="Ask another machine.")
+            raise CheckpointError("the fetched files are not a checkpoint", hint="Ask another machine.")
         for name, limit in LARGEST.items():
             if entries[name].size > limit:
-                raise RunError(f"the {name} of the checkpoint is too large", hint="Ask another machine.")
+                raise CheckpointError(
+                    f"the {name} of the checkpoint is too large", hint="Ask another machine."
+                )
         data, seal = (self._read_object(entries[name].object) for name in (MANIFEST, SEAL))
         manifest = read_manifest(data, seal, run, signers)
         if manifest.step != step or entries[STATE].object.hex() != manifest.file:
-            raise RunError(
+            raise CheckpointError(
                 "the fetched files are another checkpoint than the requested one", hint="Ask another machine."
             )
         folder, target = self.folder(run), self._folder_of(run, step)
@@ -201,7 +203,7 @@ class LocalCheckpoints:
     def _read(self, run: str, step: int, signers: Collection[bytes]) -> CheckpointManifest:
         manifest = load_manifest(self._folder_of(run, step), run, signers)
         if manifest.step != step:
-            raise RunError(
+            raise CheckpointError(
                 f"the checkpoint is of step {manifest.step}, not {step}", hint="Ask another machine."
             )
         return manifest

@@ -27,6 +27,8 @@ CHECKS = (
     "versions",
 )
 _CLOCK_S = 120.0
+LEAST_FREE_BYTES = 100 * 2**20  # below it, the agent cannot keep its decisions
+ENOUGH_FREE_BYTES = 2 * 2**30
 
 
 @dataclass(frozen=True)

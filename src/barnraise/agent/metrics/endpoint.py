@@ -1,4 +1,7 @@
-"""Endpoint for Prometheus: ``GET /metrics`` over HTTP, for programs of this machine only."""
+"""Endpoint for Prometheus and other monitors: ``GET /metrics`` and ``GET /health`` over HTTP.
+
+It is for programs of this machine only.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,11 @@ import asyncio
 import logging
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import partial
 from socketserver import ThreadingMixIn
-from typing import Any
+from typing import Any, NamedTuple
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
-
-from prometheus_client import CONTENT_TYPE_LATEST
 
 from barnraise.core.host_header import host_name, is_loopback
 
@@ -23,31 +25,44 @@ log = logging.getLogger(__name__)
 
 Environment = dict[str, Any]
 StartResponse = Callable[[str, list[tuple[str, str]]], object]
+_TEXT = "text/plain; charset=utf-8"
 
 
-def respond(environment: Environment, start: StartResponse, collect: Callable[[], bytes]) -> Iterable[bytes]:
+class Page(NamedTuple):
+    """Content of one path: status, content type and body."""
+
+    status: str
+    kind: str
+    body: bytes
+
+
+Collect = Callable[[], Awaitable[Page]]
+
+
+def respond(
+    environment: Environment, start: StartResponse, pages: Mapping[str, Callable[[], Page]]
+) -> Iterable[bytes]:
     """Answer one WSGI request; a page of the web that leads its own name to this machine gets nothing."""
-    named = environment.get("HTTP_HOST", "")
+    named, collect = environment.get("HTTP_HOST", ""), pages.get(environment["PATH_INFO"])
     if not is_loopback(host_name(named)):
-        status, body = "421 Misdirected Request", b"Ask for 127.0.0.1.\n"
-    elif environment["PATH_INFO"] != "/metrics":
-        status, body = "404 Not Found", b"The metrics are at /metrics.\n"
+        page = Page("421 Misdirected Request", _TEXT, b"Ask for 127.0.0.1.\n")
+    elif collect is None:
+        page = Page("404 Not Found", _TEXT, f"There are {' and '.join(pages)}.\n".encode())
     elif environment["REQUEST_METHOD"] not in ("GET", "HEAD"):
-        status, body = "405 Method Not Allowed", b"Use GET.\n"
+        page = Page("405 Method Not Allowed", _TEXT, b"Use GET.\n")
     else:
         try:
-            status, body = "200 OK", collect()
-        except TimeoutError:  # the machine is overloaded; Prometheus asks again
-            status, body = "503 Service Unavailable", b"The agent is busy.\n"
-    kind = CONTENT_TYPE_LATEST if status.startswith("200") else "text/plain; charset=utf-8"
+            page = collect()
+        except TimeoutError:  # the machine is overloaded; a monitor asks again
+            page = Page("503 Service Unavailable", _TEXT, b"The agent is busy.\n")
     headers = [
-        ("Content-Type", kind),
-        ("Content-Length", str(len(body))),
+        ("Content-Type", page.kind),
+        ("Content-Length", str(len(page.body))),
         ("X-Content-Type-Options", "nosniff"),
         ("Cross-Origin-Resource-Policy", "same-origin"),
     ]
-    start(status, headers)
-    return [b"" if environment["REQUEST_METHOD"] == "HEAD" else body]
+    start(page.status, headers)
+    return [b"" if environment["REQUEST_METHOD"] == "HEAD" else page.body]
 
 
 class _Handler(WSGIRequestHandler):
@@ -93,15 +108,15 @@ class _Server(ThreadingMixIn, WSGIServer):
 
 
 class MetricsEndpoint:
-    """Server on a port of 127.0.0.1, in threads of its own. ``collect`` runs on the loop of the agent."""
+    """Server on a port of 127.0.0.1, in threads of its own. ``pages``: by path, made on the agent's loop."""
 
-    def __init__(self, port: int, collect: Callable[[], Awaitable[bytes]]) -> None:
+    def __init__(self, port: int, pages: Mapping[str, Collect]) -> None:
         """Open the port and start to answer. Raise OSError if another program has it."""
         self._loop = asyncio.get_running_loop()
-        self._collect = collect
+        made = {path: partial(self._collected, collect) for path, collect in pages.items()}
 
         def serve(environment: Environment, start: StartResponse) -> Iterable[bytes]:
-            return respond(environment, start, self._collected)
+            return respond(environment, start, made)
 
         self._server = make_server(_HOST, port, serve, _Server, _Handler)
         self.port = self._server.server_port
@@ -115,8 +130,9 @@ class MetricsEndpoint:
         await asyncio.to_thread(self._server.shutdown)
         self._server.server_close()
 
-    def _collected(self) -> bytes:
-        return asyncio.run_coroutine_threadsafe(self._collect_on_loop(), self._loop).result(_REQUEST_S)
+    def _collected(self, collect: Collect) -> Page:
+        return asyncio.run_coroutine_threadsafe(_collect(collect), self._loop).result(_REQUEST_S)
 
-    async def _collect_on_loop(self) -> bytes:
-        return await self._collect()
+
+async def _collect(collect: Collect) -> Page:
+    return await collect()

@@ -1,18 +1,30 @@
-"""Metrics service of an agent: collects the values of all processes of the machine, and serves Prometheus."""
+"""Metrics service of an agent: collects the values of all processes of the machine, and serves monitors."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 from typing import TYPE_CHECKING
 
+import msgspec
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from barnraise import __version__
 from barnraise.agent.metrics.agent_values import agent_samples, device_samples
-from barnraise.agent.metrics.endpoint import MetricsEndpoint
+from barnraise.agent.metrics.endpoint import MetricsEndpoint, Page
+from barnraise.agent.metrics.health import HealthFacts, judge_health
 from barnraise.agent.metrics.process_values import ProcessTable
-from barnraise.agent_client.metrics.requests import MAX_ANSWERED, MetricsReport, MetricsResponse
+from barnraise.agent_client.metrics.requests import (
+    MAX_ANSWERED,
+    HealthResponse,
+    MetricsReport,
+    MetricsResponse,
+)
 from barnraise.core import metrics
 from barnraise.core.devices import DeviceSampler
 from barnraise.core.metrics import Sample, catalogue
+from barnraise.identity import NodeId
 
 if TYPE_CHECKING:
     from barnraise.agent.daemon import Agent
@@ -59,6 +71,41 @@ class MetricsService:
         port = self._endpoint.port if self._endpoint is not None else 0
         return MetricsResponse(tuple(samples[:MAX_ANSWERED]), port)
 
+    def health(self, *, is_for_worker: bool = False) -> HealthResponse:
+        """Return the health of this agent. A worker learns how many machines there are, not which ones."""
+        agent, now = self._agent, self._loop.time()
+        view, members = agent.member.view, agent.log.members
+        verdict = judge_health(HealthFacts(agent.blocked_reason(), self._silent_machines(now), self._free()))
+        response = HealthResponse(
+            state=verdict.state,
+            problems=verdict.problems,
+            machine=agent.name_of(agent.me),
+            cluster=agent.cluster_name,
+            version=__version__,
+            up_s=now - agent.started,
+            online=sum(view.of(node.raw) is not None for node in members),
+            machines=len(members),
+            runs=len(agent.runs.executors),
+            paused=agent.limits.shown_reason,
+        )
+        if is_for_worker:
+            return msgspec.structs.replace(response, problems=(), machine="", cluster="", paused="")
+        return response
+
+    def _silent_machines(self, now: float) -> tuple[str, ...]:
+        member = self._agent.member
+        nodes = [node for node in map(NodeId, member.view.nodes) if node != self._agent.me]
+        peers = [(node, member.peers.get(node.raw)) for node in nodes]
+        return tuple(
+            self._agent.name_of(node) for node, peer in peers if peer is None or peer.is_suspect(now)
+        )
+
+    def _free(self) -> int | None:
+        try:
+            return shutil.disk_usage(self._agent.directory).free
+        except OSError:
+            return None
+
     async def _collect(self) -> list[Sample]:
         machine = await asyncio.to_thread(self.devices.sample)
         now = self._loop.time()
@@ -69,12 +116,19 @@ class MetricsService:
             *self._table.samples(now),
         ]
 
-    async def _text(self) -> bytes:
-        return metrics.render(await self._collect())
+    async def _metrics_page(self) -> Page:
+        return Page("200 OK", CONTENT_TYPE_LATEST, metrics.render(await self._collect()))
+
+    async def _health_page(self) -> Page:
+        health = self.health()
+        status = "503 Service Unavailable" if health.state == "failing" else "200 OK"
+        return Page(status, "application/json", msgspec.json.encode(health) + b"\n")
 
     def _open(self, port: int) -> None:
         try:
-            self._endpoint = MetricsEndpoint(port, self._text)
+            self._endpoint = MetricsEndpoint(
+                port, {"/metrics": self._metrics_page, "/health": self._health_page}
+            )
         except OSError as error:
             self._agent.report_event(
                 f"the metrics are not served: port {port} of 127.0.0.1 cannot be opened "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -29,3 +29,25 @@ class MetricsResponse(msgspec.Struct, frozen=True, tag="metrics!"):
 
     samples: Annotated[tuple[Sample, ...], Meta(max_length=MAX_ANSWERED)]
     port: int = 0
+
+
+HealthState = Literal["ok", "degraded", "failing"]
+
+
+class HealthRequest(msgspec.Struct, frozen=True, tag="health?"):
+    """Request for the health of this machine's agent."""
+
+
+class HealthResponse(msgspec.Struct, frozen=True, kw_only=True, tag="health"):
+    """Health of this machine's agent: failing if it cannot do its work, degraded if a person should look."""
+
+    state: HealthState
+    problems: tuple[str, ...] = ()
+    machine: str = ""
+    cluster: str = ""
+    version: str = ""
+    up_s: float = 0.0
+    online: int = 0  # machines of the cluster, this one included
+    machines: int = 0
+    runs: int = 0  # that use this machine now
+    paused: str = ""  # why runs of other machines may not use it now

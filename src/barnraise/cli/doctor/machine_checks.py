@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from barnraise.agent.diagnostics.checks import clock_fix
+from barnraise.agent.diagnostics.checks import ENOUGH_FREE_BYTES, LEAST_FREE_BYTES, clock_fix
 from barnraise.agent_client.cluster_requests import CheckRow
 from barnraise.cli.doctor.facts import (
     DiskFacts,
@@ -19,8 +19,6 @@ from barnraise.core.units import counted
 
 _FIRST_PYTHON = (3, 11)
 _UNTESTED_PYTHON = (3, 15)
-_LEAST_BYTES = 100 * 2**20
-_FEW_BYTES = 2 * 2**30
 _DAY_S = 86400.0
 _YEAR_2100_S = 4102444800.0
 
@@ -130,14 +128,14 @@ def disk(facts: DiskFacts) -> CheckRow:
             "disk", "warn", f"the free space of {facts.directory} cannot be seen", "Look with: df -h"
         )
     free = f"{facts.free_bytes / 2**30:.1f} GB free at {facts.directory}"
-    if facts.free_bytes < _LEAST_BYTES:
+    if facts.free_bytes < LEAST_FREE_BYTES:
         return CheckRow(
             "disk",
             "fail",
             f"only {free}: the agent cannot keep its decisions",
             "Free some space, or set BARNRAISE_STATE_DIRECTORY to another disk",
         )
-    if facts.free_bytes < _FEW_BYTES:
+    if facts.free_bytes < ENOUGH_FREE_BYTES:
         return CheckRow("disk", "warn", f"only {free}", "Free some space before you train")
     return CheckRow("disk", "ok", free)
 

@@ -28,8 +28,30 @@ def hub_group() -> None:
     "--address", multiple=True, metavar="URL", help="How friends reach this hub; may be repeated, best first."
 )
 @click.option("--uses", type=click.IntRange(1, 10_000), default=1, help="Uses of the first invite (1).")
-@click.option("--round", "round_time", default="30s", help="How long a round of training lasts.")
-@click.option("--codec", default="int8", help="How updates are encoded (int8, int4, bf16, fp32 ...).")
+@click.option("--round", "round_time", default=None, help="How long a round of training lasts (30s).")
+@click.option("--codec", default=None, help="How updates are encoded (int8; int4, bf16, fp32 ...).")
+@click.option(
+    "--wait-for",
+    type=click.IntRange(1, 10_000),
+    metavar="N",
+    help="Members with which the first round starts (1).",
+)
+@click.option(
+    "--quorum",
+    type=click.FloatRange(0, 1, min_open=True),
+    metavar="SHARE",
+    help="Share of the members whose updates end a round (0.6).",
+)
+@click.option(
+    "--max-staleness",
+    type=click.IntRange(0, 64),
+    metavar="K",
+    help="How many versions late an update may be (2).",
+)
+@click.option(
+    "--linear-scaling", is_flag=True, help="Whole batches, with learning rates times the members."
+)
+@click.option("--rounds", type=click.IntRange(1), metavar="N", help="End after N rounds, and save the model.")
 @click.option("--train/--no-train", default=True, help="Train on this machine too (the default), or not.")
 @click.option("--parent", default="", metavar="INVITE", help="Send merged updates to that hub; - asks.")
 @click.option(

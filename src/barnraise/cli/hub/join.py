@@ -13,11 +13,11 @@ import re
 import secrets
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -43,12 +43,15 @@ if TYPE_CHECKING:
     from barnraise.hub.client.client import HubClient
     from barnraise.hub.client.credentials import MemberCredentials
     from barnraise.hub.protocol.invites import HubPlace, Invite
+    from barnraise.hub.protocol.messages import JoinRequest, JoinResponse
     from barnraise.identity.keys import NodeKey
     from barnraise.sandbox.spec import SandboxCommand
 
 _PATIENCE_S = 30.0
+_MOVED = -1  # instead of an exit code: the region is gone, and the script starts again elsewhere
 CREDENTIALS_FILE = "credentials"  # in the workspace of a command that trains
 CONTRIBUTING_VARIABLES = "BARNRAISE_CONTRIBUTING_"  # prefix of settings that are about a hub
+_PASSED_ON = (CONTRIBUTING_VARIABLES, "BARNRAISE_CONFIG", "BARNRAISE_DEVICE")  # what the person chose here
 
 
 class JoinedHub(NamedTuple):
@@ -104,7 +107,12 @@ def run(
             return train_site(contributor, settings, keep=keep, quiet=quiet)
         client.close()
         say("training; Ctrl-C leaves immediately and deletes its files")
-        code = until_left(_train(contributor, settings, quiet=quiet, is_sandboxed=is_sandboxed))
+        top = parsed_invite.place
+        while True:
+            work = _train(contributor, top, settings, quiet=quiet, is_sandboxed=is_sandboxed)
+            if (code := until_left(work)) != _MOVED:
+                break
+            contributor = _move(contributor, parsed_invite, description.store, settings, name)
         if code == 0 and keep is not None:
             keep_results(contributor, keep, settings)
     if code == LEFT:
@@ -185,19 +193,51 @@ def take_credentials(
 ) -> JoinedHub:
     """Join as a member, and fetch everything that the script's process needs."""
     from barnraise.cli.hub.code import lay_out
+
+    _check_free(settings, invite)
+    request, joined = _join(client, invite, settings, name, _PATIENCE_S)
+    folder = lay_out(client, offered, place)
+    seat = JoinedSeat(client, invite, request, joined)
+    credentials = _settle(seat, place, settings, only_begins=only_begins)
+    return JoinedHub(
+        place, folder, (offered.code.entry, *offered.code.arguments), offered.manifest, credentials
+    )
+
+
+class JoinedSeat(NamedTuple):
+    """A seat at the hub of an invite, which may be exchanged for one at a region."""
+
+    client: HubClient
+    invite: Invite
+    request: JoinRequest
+    joined: JoinResponse
+
+
+def _join(
+    client: HubClient, invite: Invite, settings: Settings, name: str, patience_s: float | None
+) -> tuple[JoinRequest, JoinResponse]:
+    from barnraise.hub.client.credentials import member_key
+    from barnraise.hub.protocol.messages import JoinResponse
+
+    own_id = member_key(machine_key(settings), invite.hub_id).id
+    request = invite.request(own_id, fit_name(name or machine_name()))
+    return request, client.ask_with_retries(
+        "POST", "/v1/members", JoinResponse, request, patience_s=patience_s
+    )
+
+
+def _settle(
+    seat: JoinedSeat, place: Path, settings: Settings, *, only_begins: bool = False
+) -> MemberCredentials:
+    """Take the seat at the hub or at the nearest of its regions, and write its credentials."""
     from barnraise.hub.client.credentials import (
         MemberCredentials,
         member_key,
         member_secret,
         write_credentials,
     )
-    from barnraise.hub.protocol.messages import JoinResponse
 
-    _check_free(settings, invite)
-    key = machine_key(settings)
-    request = invite.request(member_key(key, invite.hub_id).id, fit_name(name or machine_name()))
-    joined = client.ask_with_retries("POST", "/v1/members", JoinResponse, request, patience_s=_PATIENCE_S)
-    folder = lay_out(client, offered, place)
+    (client, invite, request, joined), key = seat, machine_key(settings)
     hub = invite.place
     if joined.regions:
         from barnraise.cli.hub.region import JoinedPlace, settle
@@ -220,9 +260,19 @@ def take_credentials(
     )
     write_credentials(credentials, place / CREDENTIALS_FILE)
     say(f"this machine is {request.name} in {invite.run}")
-    return JoinedHub(
-        place, folder, (offered.code.entry, *offered.code.arguments), offered.manifest, credentials
-    )
+    return credentials
+
+
+def _move(
+    contributor: JoinedHub, invite: Invite, store: str | None, settings: Settings, name: str
+) -> JoinedHub:
+    """Take a seat again, at another region or at the run's hub. Wait while the hub does not answer."""
+    (contributor.workspace / CREDENTIALS_FILE).unlink(missing_ok=True)
+    with contextlib.closing(client_of(settings, invite.place)) as client:
+        client.accept_store(store)
+        request, joined = _join(client, invite, settings, name, None)
+        seat = JoinedSeat(client, invite, request, joined)
+        return contributor._replace(credentials=_settle(seat, contributor.workspace, settings))
 
 
 def _check_free(settings: Settings, invite: Invite) -> None:
@@ -241,8 +291,9 @@ async def start_script(
     contributor: JoinedHub, wrapped: SandboxCommand | None = None, *, quiet: bool = False
 ) -> ChildProcess:
     """Start the script of a hub: in a sandbox, if ``wrapped`` is its command there."""
+    earlier = len(list(contributor.workspace.glob("script*.output")))  # before this machine changed its seat
     return await ChildProcess.start(
-        "script",
+        f"script-{earlier}" if earlier else "script",
         (sys.executable, *contributor.command) if wrapped is None else wrapped.command,
         workspace=contributor.workspace,
         folder=contributor.folder,
@@ -251,7 +302,9 @@ async def start_script(
     )
 
 
-async def _train(contributor: JoinedHub, settings: Settings, *, quiet: bool, is_sandboxed: bool) -> int:
+async def _train(
+    contributor: JoinedHub, top: HubPlace, settings: Settings, *, quiet: bool, is_sandboxed: bool
+) -> int:
     with contextlib.ExitStack() as held:
         wrapped = None
         if is_sandboxed:
@@ -259,16 +312,52 @@ async def _train(contributor: JoinedHub, settings: Settings, *, quiet: bool, is_
 
             variables = _script_variables(contributor)
             wrapped = held.enter_context(script_sandbox(contributor, variables, settings))
-        return await _follow(await start_script(contributor, wrapped, quiet=quiet))
+        kept = await start_script(contributor, wrapped, quiet=quiet)
+        return await _follow(kept, _await_region_loss(contributor.credentials, top, settings))
 
 
-async def _follow(kept: ChildProcess) -> int:
+def _await_region_loss(
+    credentials: MemberCredentials, top: HubPlace, settings: Settings
+) -> Coroutine[Any, Any, None]:
+    """Return a coroutine that ends when this machine's region is gone; without a region, never."""
+    from barnraise.cli.hub.region import until_region_is_gone
+    from barnraise.hub.protocol.invites import HubPlace
+    from barnraise.identity.node_id import NodeId
+
+    if credentials.root is None:
+        return _never()
+    region = HubPlace(
+        credentials.addresses,
+        credentials.hub_id,
+        credentials.pinned,
+        credentials.led_from,
+        NodeId(credentials.root),
+    )
+    return until_region_is_gone(region, top, partial(client_of, settings))
+
+
+async def _never() -> None:
+    await asyncio.get_running_loop().create_future()
+
+
+async def _follow(kept: ChildProcess, region_loss: Coroutine[Any, Any, None]) -> int:
+    """Follow the script until it ends, the person leaves, or its region is gone."""
+    watch, ended = asyncio.create_task(region_loss), asyncio.create_task(kept.until_ended())
     try:
-        await kept.until_ended()
+        await asyncio.wait((watch, ended), return_when=asyncio.FIRST_COMPLETED)
+        is_moved = not ended.done()
+        (watch if is_moved else ended).result()
     except asyncio.CancelledError:
         say("leaving")
         await kept.stop()
         return LEFT
+    finally:
+        watch.cancel()
+        ended.cancel()
+    if is_moved:
+        say("this machine's region is gone; it takes another seat, and its script starts again")
+        await kept.stop()
+        return _MOVED
     await kept.stop()
     say(f"the script {kept.how()}")
     return kept.code
@@ -317,8 +406,7 @@ def _environment(contributor: JoinedHub) -> dict[str, str]:
 
 def _script_variables(contributor: JoinedHub) -> dict[str, str]:
     """Return the variables that the script of a hub gets from us."""
-    kept = (CONTRIBUTING_VARIABLES, "BARNRAISE_CONFIG")
-    given = {name: value for name, value in os.environ.items() if name.startswith(kept)}
+    given = {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)}
     return given | {"BARNRAISE_HUB": str(contributor.workspace / CREDENTIALS_FILE), "PYTHONUNBUFFERED": "1"}
 
 

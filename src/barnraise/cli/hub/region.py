@@ -1,7 +1,11 @@
-"""Choice of the regional hub for a new member: the nearest one with free capacity, or the main hub."""
+"""Choice of the regional hub for a new member: the nearest one with free capacity, or the main hub.
+
+A member whose region is gone chooses again.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Sequence
@@ -9,8 +13,8 @@ from functools import partial
 from typing import NamedTuple
 
 from barnraise.cli.child_process import say
-from barnraise.core.errors import BarnraiseError
-from barnraise.core.flow.background import DeadlineCall, DeadlineExceeded
+from barnraise.core.errors import BarnraiseError, HubRefused
+from barnraise.core.flow.background import DeadlineCall, DeadlineExceeded, start_in_thread
 from barnraise.hub.client.client import HubClient
 from barnraise.hub.protocol.invites import HubPlace, check_addresses
 from barnraise.hub.protocol.messages import (
@@ -27,6 +31,7 @@ from barnraise.transport.addresses import Where
 _LEVELS = 4
 _TRIES = 3
 _MEASURED_S = 8.0
+_GONE_S, _LOOK_S = 200.0, 20.0  # by then its parent sends no member to a region any more
 
 # With the patience that it has for an answer.
 Connect = Callable[[HubPlace, float], HubClient]
@@ -51,6 +56,31 @@ def settle(first: JoinedPlace, connect: Connect, id_at: IdAt) -> HubPlace:
             break
         here = below
     return here.place
+
+
+async def until_region_is_gone(
+    region: HubPlace, top: HubPlace, connect: Connect, *, gone_s: float = _GONE_S, look_s: float = _LOOK_S
+) -> None:
+    """Return once a region has not answered for minutes, although the run's hub does."""
+    loop = asyncio.get_running_loop()
+    heard_at = loop.time()
+    while True:
+        await asyncio.sleep(look_s)
+        if await start_in_thread(partial(_answers, connect, region)):
+            heard_at = loop.time()
+        elif loop.time() - heard_at >= gone_s and await start_in_thread(partial(_answers, connect, top)):
+            return
+
+
+def _answers(connect: Connect, place: HubPlace) -> bool:
+    try:
+        with contextlib.closing(connect(place, _MEASURED_S)) as client:
+            client.ask("GET", "/v1/run", RunDescription)
+    except HubRefused:  # a refusal is an answer
+        return True
+    except BarnraiseError:
+        return False
+    return True
 
 
 def _take_seat(here: JoinedPlace, connect: Connect, id_at: IdAt) -> JoinedPlace | None:

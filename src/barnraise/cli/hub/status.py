@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
@@ -15,9 +16,12 @@ from barnraise.cli.tables import table
 from barnraise.cli.terminal import wrapped
 from barnraise.core.config import load_settings
 from barnraise.core.errors import HubError, HubRefused
-from barnraise.core.units import counted
+from barnraise.core.units import counted, format_duration
 from barnraise.hub.storage.addresses import known_addresses
 from barnraise.identity.keys import NodeKey
+
+if TYPE_CHECKING:
+    from barnraise.hub.protocol.messages import RoundConfig
 
 
 def export(*, folder: Path, name: str) -> int:
@@ -34,7 +38,8 @@ def export(*, folder: Path, name: str) -> int:
 def status(*, name: str, as_json: bool) -> int:
     """Show a hub's log from disk, and whether each of its addresses answers."""
     require_hub_parts()
-    from barnraise.hub.storage.log import HubLog
+    from barnraise.hub.storage.create import FOUNDING, HubFounding
+    from barnraise.hub.storage.log import HubLog, read_fact
 
     directory = kept_hub(name, load_settings())
     log = HubLog(directory)
@@ -43,6 +48,7 @@ def status(*, name: str, as_json: bool) -> int:
     finally:
         log.close()
     newest = state.versions[-1] if state.versions else None
+    founding = read_fact(state.facts, FOUNDING, HubFounding)
     report = HubStatusReport(
         directory.name,
         newest.number if newest else None,
@@ -55,6 +61,7 @@ def status(*, name: str, as_json: bool) -> int:
         ),
         {address: _reached(directory, address) for address in known_addresses(directory)},
         _waits(directory, newest.number if newest else None),
+        None if founding is None else _rules(founding.terms),
     )
     click.echo(json.dumps(msgspec.to_builtins(report), indent=2) if as_json else _described(report))
     if not as_json and any(report.addresses.values()):
@@ -71,6 +78,18 @@ class MemberContribution(msgspec.Struct, frozen=True):
     quarantine: str  # why, if it is
 
 
+class RoundRules(msgspec.Struct, frozen=True):
+    """Rules of a hub's rounds, which were fixed when it was created."""
+
+    round_s: float
+    codec: str
+    wait_for: int  # members that the first round starts with
+    quorum: float  # share of the members
+    max_staleness: int  # versions
+    linear_scaling: bool = False
+    rounds: int = 0  # after which the run is over; 0: without a limit
+
+
 class HubStatusReport(msgspec.Struct, frozen=True):
     """Status of one hub, for people and as JSON."""
 
@@ -80,6 +99,7 @@ class HubStatusReport(msgspec.Struct, frozen=True):
     members: tuple[MemberContribution, ...]
     addresses: dict[str, str]  # with what is wrong there
     waits: str  # what the hub waits for, or why that is unknown
+    rounds: RoundRules | None = None  # None of a mirror that has not copied its hub yet
 
 
 def _described(report: HubStatusReport) -> str:
@@ -89,6 +109,8 @@ def _described(report: HubStatusReport) -> str:
     loss = f", loss {report.loss:.4g}" if report.loss is not None else ""
     lines = [f"{report.name}: {version}{loss}, {counted(len(report.members), 'member')}"]
     lines.append(wrapped(f"  {report.waits}", indent="  "))
+    if report.rounds is not None:
+        lines.append(wrapped(f"  {_rules_text(report.rounds)}", indent="  "))
     if report.members:
         rows = [("machine", "role", "rounds", "samples", "state")]
         rows += [
@@ -101,6 +123,29 @@ def _described(report: HubStatusReport) -> str:
         for address, why in report.addresses.items()
     ]
     return "\n".join(lines)
+
+
+def _rules(terms: RoundConfig) -> RoundRules:
+    return RoundRules(
+        terms.round_s,
+        terms.codec,
+        terms.wait_for,
+        terms.quorum,
+        terms.stale_limit,
+        terms.linear_scaling,
+        terms.rounds,
+    )
+
+
+def _rules_text(rules: RoundRules) -> str:
+    start = f"the first one starts with {counted(rules.wait_for, 'member')}, "
+    rates = ", learning rates times the members" if rules.linear_scaling else ""
+    end = f", {counted(rules.rounds, 'round')} in all" if rules.rounds else ""
+    return (
+        f"rounds of {format_duration(rules.round_s)} in {rules.codec}: {start if rules.wait_for > 1 else ''}"
+        f"{100 * rules.quorum:g} % of the members end one, and an update may be "
+        f"{counted(rules.max_staleness, 'version')} late{rates}{end}"
+    )
 
 
 def _state(member: MemberContribution) -> str:
@@ -127,7 +172,7 @@ def _waits(directory: Path, version: int | None) -> str:
     finally:
         client.close()
     if head.finished:
-        return "all samples of the run are trained on"
+        return "the run is over"
     return head.waits_for or f"version {head.version} has just come"
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -10,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import click
+import msgspec
 
 from barnraise.artifacts import (
     RESULTS,
@@ -50,13 +53,14 @@ from barnraise.transport.addresses import own_addresses, show_address
 if TYPE_CHECKING:
     from barnraise.cli.hub.join import JoinedHub
     from barnraise.hub.protocol.invites import Invite
-    from barnraise.hub.protocol.messages import Role
+    from barnraise.hub.protocol.messages import Role, RoundConfig, RunDescription
 
 T = TypeVar("T")
 
 _ANSWER_S = 60.0
 _CHECK_S = 150.0  # the owner's check reads its samples first
 _OWNERS_S = 3600.0
+_POLL_S = 20.0
 
 
 class HubUpOptions(NamedTuple):
@@ -67,8 +71,13 @@ class HubUpOptions(NamedTuple):
     proxied: bool
     address: tuple[str, ...]
     uses: int
-    round_time: str
-    codec: str
+    round_time: str | None
+    codec: str | None
+    wait_for: int | None
+    quorum: float | None
+    max_staleness: int | None
+    linear_scaling: bool
+    rounds: int | None
     train: bool
     parent: str
     seats: int
@@ -86,6 +95,7 @@ def up(options: HubUpOptions) -> int:
     from barnraise.hub.protocol.invites import check_addresses
     from barnraise.hub.storage.create import hub_key
 
+    _check_fixed(options)
     if options.store or options.store_endpoint:
         parse_bucket_url(options.store, options.store_endpoint)  # before anything is made
     if options.held_out is not None and options.parent:
@@ -130,6 +140,7 @@ async def _keep_hub(
         arguments += ["--store", options.store, "--store-endpoint", options.store_endpoint]
     hub = await start_hub(directory, arguments, place, private)
     owner: ChildProcess | None = None
+    ending: asyncio.Future[None] | None = None
     try:
         local = _url(_loopback(host), options.port, plain=options.plain)
         write_local_address(directory, local)
@@ -141,14 +152,19 @@ async def _keep_hub(
             start_in_thread(partial(_begin_own, own, place, options, settings)), hub
         )
         owner = await start_script(contributor) if contributor is not None else None
-        await _while_up(start_in_thread(partial(_await_base, own, settings)), hub, owner)
+        described = await _while_up(start_in_thread(partial(_await_base, own, settings)), hub, owner)
         invite = create_invite(directory, addresses, uses=options.uses, pinned=is_pinned(directory))
         _print_invite(invite, addresses, options)
+        if described.terms.rounds and not options.parent:
+            target = (options.folder or Path.cwd()) / RESULTS / directory.name
+            ending = start_in_thread(partial(_save_at_end, own, directory, target, settings))
         return await _watch(hub, owner, options, contributor, settings)
     except asyncio.CancelledError:
-        say("the hub stops; `barnraise hub up` continues it")
+        say("the hub stops; `barnraise hub up` continues it, `barnraise hub export` writes its model")
         return LEFT
     finally:
+        if ending is not None:
+            ending.cancel()
         if owner is not None:
             await owner.stop()
         await hub.stop()
@@ -190,15 +206,35 @@ async def _while_up(work: asyncio.Future[T], hub: ChildProcess, owner: ChildProc
         work.cancel()
 
 
-def _await_base(invite: Invite, settings: Settings) -> None:
-    """Wait until the run has a model, so that members that join later need not wait for it."""
+def _await_base(invite: Invite, settings: Settings) -> RunDescription:
+    """Return the run once it has a model, so that members that join later need not wait for it."""
     from barnraise.hub.protocol.messages import RunDescription
 
     client = client_of(settings, invite.place)
     waiting = client.backoff("this machine's script, whose model the run begins with")
-    while client.ask_with_retries("GET", "/v1/run", RunDescription, patience_s=_ANSWER_S).version is None:
+    while True:
+        described = client.ask_with_retries("GET", "/v1/run", RunDescription, patience_s=_ANSWER_S)
+        if described.version is not None:
+            client.close()
+            return described
         waiting.pause("it is not there yet", 0.2)
-    client.close()
+
+
+def _save_at_end(invite: Invite, directory: Path, target: Path, settings: Settings) -> None:
+    """Wait for the end of the run, and write its model. Print an error: the hub goes on."""
+    try:
+        with contextlib.closing(client_of(settings, invite.place)) as client:
+            head = client.head(None)
+            while not head.finished:
+                head = client.head(head.version, _POLL_S)
+        from barnraise.hub.storage.export import FILE_NAME, export_model  # torch, which takes a while
+
+        number = export_model(directory, target)
+    except HubError as error:
+        say(f"the model of the last round is not saved: {error.message}. {error.hint}")
+        return
+    path = os.path.relpath(target / FILE_NAME)
+    say(f"the run is over after {counted(number, 'round')}: its model is {path}. Ctrl-C stops the hub")
 
 
 def _begin_own(invite: Invite, place: Path, options: HubUpOptions, settings: Settings) -> JoinedHub | None:
@@ -299,10 +335,11 @@ def _new(options: HubUpOptions, settings: Settings) -> Path:
             f"there is no script {options.script} in the folder that is sent, {folder}",
             hint="Run it from the script's own folder, or name the folder with --folder.",
         )
-    if options.codec != RoundConfig().codec:
+    terms = _round_terms(options)
+    if terms.codec != RoundConfig().codec:
         from barnraise.hub.protocol.vector_file import check_codec  # torch, which takes a while
 
-        check_codec(options.codec)
+        check_codec(terms.codec)
     name = options.name or path.stem
     directory = top_folder(settings) / name
     if (directory / "hub.db").exists():
@@ -322,11 +359,52 @@ def _new(options: HubUpOptions, settings: Settings) -> Path:
         directory,
         name,
         member_key(machine_key(settings), hub_key(directory).id).id,
-        RoundConfig(codec=options.codec, round_s=parse_duration(options.round_time)),
+        terms,
         code=blobs.put(encode_message(code)),
         kept=(manifest, *contents),
     )
     return directory
+
+
+def _check_fixed(options: HubUpOptions) -> None:
+    """Raise HubError if an option of a new hub is given to a hub that exists, or to a region."""
+    if options.script and not options.parent:
+        return
+    values = {
+        "--round": options.round_time,
+        "--codec": options.codec,
+        "--wait-for": options.wait_for,
+        "--quorum": options.quorum,
+        "--max-staleness": options.max_staleness,
+        "--linear-scaling": options.linear_scaling or None,
+        "--rounds": options.rounds,
+    }
+    given = [name for name, value in values.items() if value is not None]
+    if not given:
+        return
+    if options.parent:
+        raise HubError("a region's rounds are those of its parent", hint=f"Leave out {', '.join(given)}.")
+    raise HubError(
+        "the rounds of a hub are fixed when it is created",
+        hint=f"Leave out {', '.join(given)}, or start another hub: give its script and --name.",
+    )
+
+
+def _round_terms(options: HubUpOptions) -> RoundConfig:
+    """Return the configuration of a new hub's rounds: the options that were given, and the defaults."""
+    from barnraise.hub.protocol.messages import RoundConfig
+
+    given: dict[str, object] = {
+        "codec": options.codec,
+        "round_s": None if options.round_time is None else parse_duration(options.round_time),
+        "wait_for": options.wait_for,
+        "quorum": options.quorum,
+        "stale_limit": options.max_staleness,
+        "linear_scaling": options.linear_scaling,
+        "rounds": options.rounds,
+    }
+    changes = {name: value for name, value in given.items() if value is not None}
+    return msgspec.structs.replace(RoundConfig(), **changes)
 
 
 def _contents(manifest: FolderManifest, store: ArtifactStore, directory: Path) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Command ``export`` with its options. Light to import."""
+"""Commands ``export`` and ``checkpoint`` with their options. Light to import."""
 
 from __future__ import annotations
 
@@ -37,3 +37,31 @@ def export_command(run: str, folder: Path, adapter: bool, merged: bool, base: st
         "adapter" if adapter else "merged" if merged else "model",
         None if base is None else find_model(base),
     )
+
+
+@click.group("checkpoint")
+def checkpoint_group() -> None:
+    """Convert saved checkpoints without a running program."""
+
+
+@checkpoint_group.command("reshard")
+@click.argument("sources", nargs=-1, required=True, metavar="RUN|FOLDER...")
+@click.argument("target", type=_folder)
+@click.option("--into", type=click.IntRange(1, 1024), metavar="N", help="Write the shards of N ranks (1).")
+@click.option("--step", type=click.IntRange(0), help="Of this step (default: the newest complete one).")
+@click.option("--safetensors", is_flag=True, help="Write model.safetensors instead of shards.")
+@click.option("--prefix", default="", help="With --safetensors: only names with this start, without it.")
+def _reshard(
+    sources: tuple[str, ...], target: Path, into: int | None, step: int | None, safetensors: bool, prefix: str
+) -> int:
+    """Put the parts of a sharded checkpoint together in TARGET, or cut it into other shards.
+
+    Name the folders of all machines that have parts, copied to this one. A RUN means this machine's own.
+    """
+    from barnraise.cli.runs import resume
+
+    if safetensors and into is not None:
+        raise RunError("--into and --safetensors exclude each other", hint="One file has no shards.")
+    if prefix and not safetensors:
+        raise RunError("--prefix was given without --safetensors", hint="Shards keep all names.")
+    return resume.reshard(sources, target, into=into or 1, step=step, safetensors=safetensors, prefix=prefix)

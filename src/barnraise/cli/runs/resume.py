@@ -30,7 +30,7 @@ from barnraise.cli.runs.run_view import watch
 from barnraise.cli.waiting import waiting
 from barnraise.core.command import runner
 from barnraise.core.config import load_settings, state_directory
-from barnraise.core.errors import RunError, ShippingError
+from barnraise.core.errors import CheckpointError, RunError, ShippingError
 from barnraise.core.names import list_names
 from barnraise.core.sanitize import printable
 from barnraise.core.units import counted, format_size
@@ -97,6 +97,48 @@ def export(run: str, target: Path, form: str = "model", base: Path | None = None
     return 0
 
 
+def reshard(
+    sources: Sequence[str], target: Path, *, into: int, step: int | None, safetensors: bool, prefix: str
+) -> int:
+    """Write a sharded checkpoint in another number of shards, or its tensors as one file."""
+    roots = [_shard_folder(source, state_directory(load_settings())) for source in sources]
+    command = [sys.executable, "-P", "-m", "barnraise.checkpoint.offline", "--into", str(into)]
+    command += [] if step is None else ["--step", str(step)]
+    command += ["--safetensors", "--prefix", prefix] if safetensors else []
+    done = runner(None, child_environment())([*command, "--", str(target.resolve()), *map(str, roots)])
+    lines = done.stderr.strip().splitlines()
+    if done.returncode != 0:
+        raise CheckpointError(
+            lines[-1] if lines else "the checkpoint cannot be converted: no reason was given",
+            hint="Correct what the message names, then try again.",
+        )
+    for line in lines:
+        click.echo(printable(line), err=True)
+    facts = json.loads(done.stdout)
+    what = f"{counted(int(facts['tensors']), 'tensor')} of step {int(facts['step']):,}"
+    click.echo(f"barnraise: {facts['path']} has {what}", err=True)
+    return 0
+
+
+def _shard_folder(source: str, state: Path) -> Path:
+    """Return the folder of sharded checkpoints that a path or a run of this machine stands for."""
+    if Path(source).is_dir():
+        return Path(source).resolve()
+    kept = state / "runs" / source / "checkpoints" / "sharded"
+    folders = sorted({manifest.parent.parent for manifest in kept.rglob("step-*/manifest.json")})
+    if len(folders) == 1:
+        return folders[0]
+    if folders:
+        raise CheckpointError(
+            f"run {source} has sharded checkpoints in {len(folders)} folders",
+            hint=f"Name one of them: {', '.join(map(str, folders))}.",
+        )
+    raise CheckpointError(
+        f"{source} is neither a folder nor a run with sharded checkpoints on this machine",
+        hint="Name a folder that the script gave to save_sharded, or a run of `barnraise ps`.",
+    )
+
+
 def _describe_newer_steps(row: RunRow, written: int, parts: Sequence[PartRow] = ()) -> str:
     """Return what the run committed after the checkpoint that was written, and where that is; or nothing."""
     progress = row.progress
@@ -137,8 +179,8 @@ def _bring_newest(row: RunRow) -> None:
         raise RunError(
             f"run {row.run} has sharded checkpoints only (the newest of step {newest.sharded}, with parts on "
             f"{', '.join(newest.machines)}), and export does not put their parts together",
-            hint=f"Let the script write its whole model at its end (see docs/sharded.md), and go on with the "
-            f"run: barnraise resume {row.run}",
+            hint="Put them together on one machine: barnraise checkpoint reshard (see docs/sharded.md). Or "
+            f"go on with the run: barnraise resume {row.run}",
         )
     raise _cannot(row, why)
 

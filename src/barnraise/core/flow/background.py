@@ -17,13 +17,16 @@ T = TypeVar("T")
 
 
 class BackgroundCall(Generic[T]):
-    """One call on a daemon thread, with its result or its exception."""
+    """One call on a thread of its own, with its result or its exception."""
 
-    def __init__(self, work: Callable[[], T], name: str = "barnraise-background") -> None:
+    def __init__(
+        self, work: Callable[[], T], name: str = "barnraise-background", *, is_daemon: bool = True
+    ) -> None:
+        """Start the call. Without ``is_daemon``, the interpreter waits for its end before it exits."""
         self._work = work
         self._results: list[T] = []
         self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=is_daemon)
         self._thread.start()
 
     @property

@@ -22,26 +22,29 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import msgspec
-import numpy
 
 from barnraise.hub.protocol.messages import Role, RoundConfig
 from barnraise.hub.rounds.leases import LEAST_NORMS
 from barnraise.hub.storage.log import AcceptedUpdate, Contribution, MemberRecord, UpdateFingerprint
 
+if TYPE_CHECKING:
+    import numpy  # at runtime only where it is used: a hub answers before it is loaded
+
 SKETCH = 1024  # numbers
 _WINDOW = 32  # norms that make the running median
 _WORSE = 0.1  # of the loss
 _COPY = 0.999  # cosine
+_COMPARED = 32  # earlier sketches at once: a copy of all would take megabytes in each thread
 _LEAST_VOTES = 5  # updates of a round that can tell one of them apart
 _AGREED = 0.3  # median cosine to the middle of a round from which on there is a direction at all
 _UNLIKE = 0.2  # of that median
 _FORGIVING = 10  # accepted updates take one refusal away
 COUNTED = frozenset({"size", "schema", "not-finite", "norm", "copy", "unlike", "held-out", "forged"})
 
-Sketch = numpy.ndarray[tuple[int], numpy.dtype[numpy.float32]]
+Sketch: TypeAlias = "numpy.ndarray[tuple[int], numpy.dtype[numpy.float32]]"
 
 
 class UpdateVerdict(NamedTuple):
@@ -104,19 +107,28 @@ def judge_copy(node: str, sha256: str, sketch: bytes, earlier: Sequence[UpdateFi
     """
     if any(fingerprint.sha256 == sha256 for fingerprint in earlier):
         return UpdateVerdict("copy", "the same bytes were sent before")
-    own = read_sketch(sketch)
     others = [
         fingerprint.sketch
         for fingerprint in earlier
         if fingerprint.node != node and len(fingerprint.sketch) == len(sketch)
     ]
-    if own is None or not others:
-        return UpdateVerdict()
-    table = numpy.frombuffer(b"".join(others), dtype="<f4").reshape(len(others), -1)
-    lengths = numpy.linalg.norm(table, axis=1) * numpy.linalg.norm(own)
-    if bool((numpy.abs(table @ own) > _COPY * lengths).any()):
+    if sketch and others and _repeats(sketch, others):
         return UpdateVerdict("copy", "it points in the direction of another member's earlier update")
     return UpdateVerdict()
+
+
+def _repeats(sketch: bytes, others: Sequence[bytes]) -> bool:
+    """Return True if a sketch has the direction of another one, or the opposite one."""
+    import numpy
+
+    own = numpy.frombuffer(sketch, dtype="<f4")
+    length = numpy.linalg.norm(own)
+    for first in range(0, len(others), _COMPARED):
+        some = others[first : first + _COMPARED]
+        table = numpy.frombuffer(b"".join(some), dtype="<f4").reshape(len(some), -1)
+        if bool((numpy.abs(table @ own) > _COPY * numpy.linalg.norm(table, axis=1) * length).any()):
+            return True
+    return False
 
 
 def judge_held_out(now: float, alone: float | None) -> UpdateVerdict:
@@ -233,6 +245,8 @@ def _judge_directions(
     verdicts: dict[str, UpdateVerdict] = {}
     if len(directions) < _LEAST_VOTES:
         return verdicts
+    import numpy
+
     middle = _unit(numpy.median(numpy.stack(list(directions.values())), axis=0))
     angles = {name: float(direction @ middle) for name, direction in directions.items()}
     agreed = statistics.median(angles.values())
@@ -252,6 +266,8 @@ def _judge_round_copies(
     known = [arrival for arrival in arrivals if arrival.update.id in directions]
     if not known:
         return {}
+    import numpy
+
     rows = numpy.stack([directions[arrival.update.id] for arrival in known])
     verdicts: dict[str, UpdateVerdict] = {}
     for place, arrival in enumerate(known):
@@ -297,11 +313,9 @@ def after_acceptance(member: MemberRecord, samples: int) -> MemberRecord:
     )
 
 
-def read_sketch(data: bytes) -> Sketch | None:
-    return numpy.frombuffer(data, dtype="<f4") if data else None
-
-
 def _unit(values: Sketch) -> Sketch:
+    import numpy
+
     length = float(numpy.linalg.norm(values))
     return values / numpy.float32(length) if length > 0 else values
 

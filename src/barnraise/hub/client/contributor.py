@@ -26,6 +26,7 @@ from barnraise.hub.protocol.messages import (
     HubDataOrder,
     Lease,
     LeaseRequest,
+    RoundConfig,
     RunDescription,
     UpdateDeclaration,
     VectorLayout,
@@ -72,6 +73,12 @@ class Contributor:
     @property
     def version(self) -> int | None:
         return self._version
+
+    @property
+    def terms(self) -> RoundConfig:
+        """Return the configuration of the run's rounds, once the member has started."""
+        assert self._description is not None
+        return self._description.terms
 
     def start(self, layout: VectorLayout, course: HubDataOrder, state: torch.Tensor) -> Lease | None:
         """Copy the newest version into ``state`` and return the first lease; None if the run is over."""
@@ -208,7 +215,7 @@ class Contributor:
             except HubRefused as error:
                 if error.kind == "finished":
                     return None
-                if error.kind not in ("behind", "delivered", "all-lent", "no-base"):
+                if error.kind not in ("behind", "delivered", "all-lent", "no-base", "too-few"):
                     raise
                 if error.kind == "delivered":
                     others.note(self._pull(state, _POLL_S).waits_for or "the round is not closed yet")

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import httpx
-
 from barnraise.transport.addresses import Where, network_of
 
 STORE_HEADER = "barnraise-store"  # of a request: the origin that its sender would follow a redirect to
@@ -19,6 +17,8 @@ _PORTS = {"http": 80, "https": 443}
 
 def origin_of(url: str) -> str | None:
     """Return scheme, host and port of a URL, without the default port; None if it has no such origin."""
+    import httpx  # a hub without a store starts without it
+
     try:
         parsed = httpx.URL(url)
     except (httpx.InvalidURL, ValueError):
@@ -32,6 +32,8 @@ def origin_of(url: str) -> str | None:
 
 def refusal_reason(link: str, accepted: str, sha256: str) -> str:
     """Return why a redirect is not followed; empty if it is acceptable."""
+    import httpx
+
     if len(link) > _MOST_LINK or not link.isascii() or not link.isprintable():
         return "the hub's redirect cannot be read"
     if origin_of(link) != accepted:

@@ -87,7 +87,10 @@ class RoundConfig(msgspec.Struct, frozen=True, kw_only=True):
     grace: Annotated[float, Meta(ge=0, le=4)] = 0.25  # of round_s, after the quorum is there
     slack_s: Annotated[float, Meta(ge=0, le=3600)] = 5.0  # for a member's network, in addition to the grace
     quorum: Annotated[float, Meta(gt=0, le=1)] = 0.6
+    wait_for: Annotated[int, Meta(ge=1, le=MOST_SEATS)] = 1  # members that the first round starts with
     stale_limit: Annotated[int, Meta(ge=0, le=64)] = 2  # versions behind
+    rounds: Version = 0  # after which the run is over; 0: when all samples are trained on
+    linear_scaling: bool = False  # steps of a whole batch, and learning rates times the members
     first_batches: Annotated[int, Meta(ge=1, le=1 << 20)] = 4  # for a member of unknown speed
     trim: Annotated[float, Meta(ge=0, lt=0.5)] = 0.25  # of the updates on each side, if a stranger takes part
     clip_over: Annotated[float, Meta(gt=1)] = 3.0  # times the median norm, running and of the round

@@ -188,8 +188,11 @@ def declare_update(
 
 
 def regional_terms(terms: RoundConfig) -> RoundConfig:
-    """Return the round configuration of a region, whose rounds must fit into the parent's."""
-    return msgspec.structs.replace(terms, round_s=_SHORTER * terms.round_s)
+    """Return the round configuration of a region, whose rounds must fit into the parent's.
+
+    A region is one member of its parent, which decides when the first round starts.
+    """
+    return msgspec.structs.replace(terms, round_s=_SHORTER * terms.round_s, wait_for=1)
 
 
 def versions_from_steps(

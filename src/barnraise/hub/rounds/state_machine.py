@@ -19,7 +19,9 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from barnraise.core.errors import HubRefused
+from barnraise.core.units import counted
 from barnraise.hub.protocol.messages import HubDataOrder, RoundConfig, SampleSpan
+from barnraise.hub.rounds.grace_window import GraceWindow
 from barnraise.hub.rounds.leases import (
     MAX_LEASE_ROUNDS,
     ActiveLease,
@@ -36,6 +38,7 @@ from barnraise.hub.rounds.sample_pool import SamplePool, has_samples, return_sam
 
 Kept = TypeVar("Kept", bound=PersistentMap[Any, Any])
 _UPLOAD_S = 180.0  # between two pieces, which may wait for a busy hub
+_ASKS_AGAIN_S = 60.0  # a member that waits for the first round asks at least so often
 LEAST_BYTES_S = 8192  # an upload that moves slower does not keep its lease beyond the time that was told
 
 
@@ -62,6 +65,8 @@ class RoundState(msgspec.Struct, frozen=True, kw_only=True):
         PersistentMap
     )  # members whose updates are pending or being merged
     quorum_at: float | None = None
+    last_quorum: tuple[int, float] | None = None  # version that the last round began from, and its quorum_at
+    grace: GraceWindow = GraceWindow()
     since: float = 0.0  # when the round began
     requested_at: PersistentMap[str, float] = _new(PersistentMap)  # last request for a lease, by member
     awaited: PersistentMap[str, float] = _new(
@@ -77,8 +82,15 @@ class RoundState(msgspec.Struct, frozen=True, kw_only=True):
     part: float = 1.0  # of a wish that a region's members get, so that there is something for all
 
     @property
+    def had_last_round(self) -> bool:
+        """Return True once the run has as many versions as its rounds."""
+        return 0 < self.terms.rounds <= (self.version or 0)
+
+    @property
     def is_finished(self) -> bool:
-        """Return True if no samples are free, leased or pending."""
+        """Return True after the last round, or if no samples are free, leased or pending."""
+        if self.had_last_round:
+            return True
         busy = self.is_region or self.lent or self.waiting or self.closing
         return self.course is not None and not (busy or has_samples(self.pool, self.course))
 
@@ -217,6 +229,7 @@ _NEXT = "Wait for the next version: GET /v1/head."
 BEGIN_AGAIN = "Pull the head, take a new lease and start again."
 NO_BASE = RefuseRequest("no-base", "the owner has not pushed the base yet", _WAIT, 2.0)
 BASE_THERE = RefuseRequest("base-there", "the run has its base already", "Pull it: GET /v1/head.")
+RUN_OVER = RefuseRequest("lease-over", "all rounds of the run are over", "Pull the final state.")
 
 
 class RoundDecision(NamedTuple):
@@ -240,7 +253,7 @@ def decide(state: RoundState, event: Event, now: float) -> RoundDecision:
     elif isinstance(event, LeaseRequested):
         decision = _request_lease(state, event, now)
     elif isinstance(event, UpdateAccepted):
-        decision = _accept_update(state, event)
+        decision = _accept_update(state, event, now)
     elif isinstance(event, UploadProgressed):
         decision = _extend_lease(state, event, now)
     elif isinstance(event, LeaseAbandoned):
@@ -277,7 +290,7 @@ def next_deadline(state: RoundState, now: float) -> float:
     next_lease = state.lent.next_deadline(now)
     moments = [] if next_lease is None else [next_lease]
     if state.quorum_at is not None:
-        moments.append(state.quorum_at + state.terms.grace * state.terms.round_s)
+        moments.append(state.quorum_at + state.grace.seconds(state.terms))
     if state.waiting and _expected_members(state, now):
         moments.append(state.since + state.terms.grace * state.terms.round_s)
     return min(moments, default=now + 60.0)
@@ -292,8 +305,18 @@ def _request_lease(state: RoundState, event: LeaseRequested, now: float) -> Roun
     if event.version != version:
         message = f"version {event.version} was asked for, the head is {version}"
         return _refused(state, "behind", message, "Pull the head, then ask again.")
+    if state.had_last_round:
+        return _refused(state, "finished", "all rounds of the run are over", "Pull the final state.")
     if event.node in state.delivered:
         return _refused(state, "delivered", "this round already has an update of this member", _NEXT, 1.0)
+    if _is_before_first_round(state):
+        missing = missing_members(state, now)
+        state = _replace(state, awaited=state.awaited.put(event.node, now))
+        if missing:
+            more = counted(missing, "more member")
+            message = f"the first round starts with {state.terms.wait_for} members and waits for {more}"
+            return _refused(state, "too-few", message, _WAIT, 2.0)
+        state = _replace(state, since=now + _ASKS_AGAIN_S)  # those that waited ask again within this time
     usual = state.usual.get(event.node, 0)
     middle = median_without(state.standing, usual if was_around else 0)
     wish = lease_size(state.terms, course, event.samples_per_s, usual, middle)
@@ -326,6 +349,20 @@ def _request_lease(state: RoundState, event: LeaseRequested, now: float) -> Roun
     return RoundDecision(
         after, (GrantLease(lease),), f"{samples} samples from version {version}, {seconds:.1f} s"
     )
+
+
+def missing_members(state: RoundState, now: float) -> int:
+    """Return how many members the first round still waits for; 0 once it has started."""
+    if not _is_before_first_round(state):
+        return 0
+    here = sum(now - when <= _ASKS_AGAIN_S for when in state.requested_at.values())
+    return max(0, state.terms.wait_for - here)
+
+
+def _is_before_first_round(state: RoundState) -> bool:
+    """Return True while a run that waits for several members has granted no lease."""
+    has_started = state.lent or state.waiting or state.closing
+    return state.terms.wait_for > 1 and state.version == 0 and not has_started
 
 
 def versions_behind(state: RoundState, version: int) -> int:
@@ -407,11 +444,13 @@ def lease_for(state: RoundState, update: PendingUpdate) -> ActiveLease | RefuseR
     return lease
 
 
-def _accept_update(state: RoundState, event: UpdateAccepted) -> RoundDecision:
+def _accept_update(state: RoundState, event: UpdateAccepted, now: float) -> RoundDecision:
     update = event.update
     lease = lease_for(state, update)
     if isinstance(lease, RefuseRequest):
         return RoundDecision(state, (lease,), lease.message)
+    if state.had_last_round:  # it could only count for a version that there will not be
+        return RoundDecision(state, (RUN_OVER,), RUN_OVER.message)
     late = versions_behind(state, update.version)
     if late > state.terms.stale_limit:
         returned = _release_leases(state, (lease,), "its update is too far behind")
@@ -426,10 +465,21 @@ def _accept_update(state: RoundState, event: UpdateAccepted) -> RoundDecision:
         pool=return_samples(state.pool, untrained_spans(lease, update) or ()),
         usual=state.usual.put(update.node, update.samples),
         known=state.known + event.known,
+        grace=_learned_grace(state, update, now),
     )
     return RoundDecision(
         after, (QueueUpdate(update, late),), f"an update of {update.samples} samples, {late} behind"
     )
+
+
+def _learned_grace(state: RoundState, update: PendingUpdate, now: float) -> GraceWindow:
+    """Return the grace window after an update, which came after the quorum of its round or before it."""
+    quorum_at = None
+    if state.last_quorum is not None and state.last_quorum[0] == update.version:
+        quorum_at = state.last_quorum[1]
+    elif update.version == state.version:
+        quorum_at = state.quorum_at
+    return state.grace if quorum_at is None else state.grace.with_delay(now - quorum_at)
 
 
 def _extend_lease(state: RoundState, event: UploadProgressed, now: float) -> RoundDecision:
@@ -479,7 +529,9 @@ def _expected_members(state: RoundState, now: float) -> int:
 
 
 def _close_round(state: RoundState, now: float) -> RoundDecision:
-    if not state.waiting or state.closing or not can_be_compared(state.waiting.values(), state.known):
+    if state.had_last_round or not state.waiting or state.closing:
+        return RoundDecision(state, (), "")
+    if not can_be_compared(state.waiting.values(), state.known):
         return RoundDecision(state, (), "")
     here, out = len(state.waiting), state.lent.expected(now) + _expected_members(state, now)
     if not out:
@@ -492,12 +544,16 @@ def _close_round(state: RoundState, now: float) -> RoundDecision:
         return RoundDecision(
             _replace(state, quorum_at=now), (), f"the quorum is there: {here} of {here + out}"
         )
-    elif now < state.quorum_at + state.terms.grace * state.terms.round_s:
+    elif now < state.quorum_at + state.grace.seconds(state.terms):
         return RoundDecision(state, (), "")
     else:
         why = f"{here} of {here + out} updates are here and the grace window has passed"
     updates = tuple(sorted(state.waiting.values()))
-    after = _replace(state, waiting=PersistentMap(), closing=updates, quorum_at=None)
+    assert state.version is not None
+    last_quorum = None if state.quorum_at is None else (state.version, state.quorum_at)
+    after = _replace(
+        state, waiting=PersistentMap(), closing=updates, quorum_at=None, last_quorum=last_quorum
+    )
     return RoundDecision(after, (MergeRound(updates),), why)
 
 

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import logging
 import math
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 from starlette.applications import Starlette
@@ -25,7 +24,6 @@ from starlette.routing import Route
 from barnraise.core.errors import HubError, HubRefused, ProtocolError
 from barnraise.core.flow.rate_limit import RateLimit
 from barnraise.hub.object_store.redirects import STORE_HEADER
-from barnraise.hub.object_store.uploader import BucketUploader
 from barnraise.hub.protocol.admission import AdmissionStatement, admission_request, exact_key
 from barnraise.hub.protocol.chain import sign_step
 from barnraise.hub.protocol.clock import SignatureClock
@@ -52,6 +50,7 @@ from barnraise.hub.protocol.signatures import (
     verify_request,
 )
 from barnraise.hub.region.placement import Regions, add_offer, open_regions, take_seat
+from barnraise.hub.server.bodies import ArrivedBody, BodyFiles, read_body, too_long
 from barnraise.hub.server.connection_limits import source_of
 from barnraise.hub.server.health import HealthWarning
 from barnraise.hub.server.hub import Hub
@@ -63,6 +62,9 @@ from barnraise.hub.web.metrics import HubMetrics
 from barnraise.hub.web.openapi import openapi_document
 from barnraise.hub.web.status_page import POLICY, render
 from barnraise.identity.keys import NodeKey
+
+if TYPE_CHECKING:
+    from barnraise.hub.object_store.uploader import BucketUploader
 
 logger = logging.getLogger(__name__)
 _LONGEST_WAIT_S = 60.0
@@ -85,7 +87,12 @@ class VerifiedRequest(NamedTuple):
     """
 
     node: str
-    body: bytes
+    arrived: ArrivedBody = ArrivedBody(0, b"")
+
+    @property
+    def body(self) -> bytes:
+        """Return a body that is in memory."""
+        return self.arrived.data
 
 
 Handler = Callable[[Request, VerifiedRequest], Awaitable[msgspec.Struct | msgspec.Raw]]
@@ -110,6 +117,7 @@ class HubApp:
         self._time = SignatureClock(hub.clock, hub.now, hub.signed.time)
         self._nonces = NonceCache(self._time())
         self._slots = UploadSlots()
+        self._files = BodyFiles(hub.directory)
         self._sign_step = functools.lru_cache(maxsize=_SIGNED_STEPS)(functools.partial(sign_step, key))
         self._requests = RateLimit(_REQUESTS_PER_S, _REQUESTS_AT_ONCE)
         self._strangers = RateLimit(_STRANGERS_PER_S, _STRANGERS_AT_ONCE)
@@ -244,7 +252,7 @@ class HubApp:
         """Check signature, replay and rate limits, then read the body. Raise HubRefused if a check fails."""
         if is_open and "signature" not in request.headers:
             self._take_unsigned(request)
-            return VerifiedRequest("", b"")
+            return VerifiedRequest("")
         signed = self._signature(request)
         node = str(signed.node)
         is_member = node in self._hub.members or node == str(self._hub.id)
@@ -269,14 +277,14 @@ class HubApp:
 
         Raise HubRefused if a check fails.
         """
-        node, body = str(signed.node), await self._body(request, signed, _JOIN_BYTES, held)
-        is_invited = self._is_invited(node, body)
+        node, arrived = str(signed.node), await self._body(request, signed, _JOIN_BYTES, held)
+        is_invited = self._is_invited(node, arrived.data)
         if not is_invited:
             self._limit_stranger(request)
         self._check_new(signed, is_member=False)
         if is_invited:  # after the replay check: a replay must not use up the limit
             self._limit(self._joins, "all")
-        return VerifiedRequest(node, body)
+        return VerifiedRequest(node, arrived)
 
     def _is_invited(self, node: str, body: bytes) -> bool:
         try:
@@ -311,25 +319,28 @@ class HubApp:
 
     async def _body(
         self, request: Request, signed: SignedMessage, max_bytes: int, held: contextlib.AsyncExitStack
-    ) -> bytes:
+    ) -> ArrivedBody:
         """Read the body and compare it with the signed digest.
 
         Raise HubRefused (413) if it is too long. A large body holds an upload slot until its response is
-        sent.
+        sent; a large piece of an upload is in a file until then.
         """
         length = request.headers.get("content-length", "0")
         if not length.isascii() or not length.isdigit() or len(length) > 15 or int(length) > max_bytes:
-            raise HubRefused(413, "length", f"the body may have at most {max_bytes} bytes", hint=_LESS)
-        body = b""
+            raise too_long(max_bytes)
+        arrived = ArrivedBody.in_memory(b"")
         is_large = max_bytes > _SMALL and (int(length) > _SMALL or "transfer-encoding" in request.headers)
         if is_large:
             await self._take_slot(request, str(signed.node), held)
         if max_bytes:
             async with self._slots.reading(has_slot=is_large):
-                body = await _read_body(request, max_bytes)
-        if hashlib.sha256(body).digest() != signed.digest:
+                if is_large and "upload" in request.path_params:
+                    arrived = await held.enter_async_context(self._files.receive(request, max_bytes))
+                else:
+                    arrived = await read_body(request, max_bytes)
+        if arrived.digest != signed.digest:
             raise HubRefused(401, "digest", "the body is not the one that was signed", hint="Send it again.")
-        return body
+        return arrived
 
     async def _take_slot(self, request: Request, node: str, held: contextlib.AsyncExitStack) -> None:
         """Take an upload slot for a large body. Raise HubRefused if the sender cannot upload."""
@@ -438,7 +449,7 @@ class HubApp:
             raise HubRefused(
                 422, "message", "the offset of the piece is missing", hint="PATCH .../{id}?offset=N"
             )
-        return await self._uploads.append(verified.node, _upload_name(request), int(offset), verified.body)
+        return await self._uploads.append(verified.node, _upload_name(request), int(offset), verified.arrived)
 
     async def _blob(self, request: Request) -> Response:
         """Serve a blob, or redirect to the object store if the client accepts that.
@@ -461,7 +472,7 @@ class HubApp:
         if link is not None:
             elsewhere = {"location": link, "cache-control": "no-store", "vary": STORE_HEADER}
             return Response(status_code=307, headers=elsewhere)
-        return FileResponse(
+        return _BlobResponse(
             self._hub.blobs.path(name), headers=headers, media_type="application/octet-stream"
         )
 
@@ -480,6 +491,12 @@ class HubApp:
 
     async def _figures(self, request: Request) -> Response:
         return Response(self._measured(), media_type="text/plain; version=0.0.4")
+
+
+class _BlobResponse(FileResponse):
+    """File response in small parts, because those for slow readers wait in memory."""
+
+    chunk_size = 32 << 10
 
 
 @functools.cache
@@ -543,17 +560,6 @@ def problem_of(error: HubRefused, time: float) -> Problem:
     )
 
 
-async def _read_body(request: Request, max_bytes: int) -> bytes:
-    """Read the body of a request. Raise HubRefused (413) if it exceeds the limit."""
-    pieces, size = [], 0
-    async for piece in request.stream():
-        size += len(piece)
-        if size > max_bytes:
-            raise HubRefused(413, "length", f"the body may have at most {max_bytes} bytes", hint=_LESS)
-        pieces.append(piece)
-    return b"".join(pieces)
-
-
 def _too_many(wait_s: float) -> HubRefused:
     return HubRefused(429, "rate", "this machine sent too many requests", hint=_LATER, retry_s=wait_s)
 
@@ -583,7 +589,6 @@ def _upload_name(request: Request) -> str:
     return name
 
 
-_LESS = "Send less at once."
 _LATER = "Try again later."
 _REGION = "Ask the owner for one that is: `barnraise invite --region`."
 _SEE = "See docs/hub.md."

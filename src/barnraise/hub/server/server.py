@@ -12,17 +12,16 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import uvicorn
 from starlette.applications import Starlette
 from starlette.responses import Response
+from uvicorn.protocols.http import h11_impl
 
 from barnraise.core.config import load_settings
 from barnraise.core.errors import HubError, HubRefused
 from barnraise.hub.aggregation.aggregator import Aggregator
-from barnraise.hub.object_store.s3 import BucketUrl, S3Bucket
-from barnraise.hub.object_store.uploader import BucketUploader
 from barnraise.hub.protocol.messages import RoundConfig, VectorLayout
 from barnraise.hub.protocol.tls import server_context
 from barnraise.hub.server.app import HubApp, error_response, make_app
@@ -43,11 +42,16 @@ from barnraise.hub.storage.blobs import BlobStore
 from barnraise.hub.storage.create import hub_key
 from barnraise.hub.storage.directory_lock import check_hub, read_facts
 
+if TYPE_CHECKING:
+    from barnraise.hub.object_store.s3 import BucketUrl
+    from barnraise.hub.object_store.uploader import BucketUploader
+
 logger = logging.getLogger(__name__)
 _KEEP_ALIVE_S = 75
 _FEW = 256  # connections
 _BACKLOG = 2048
 _TLS_BUFFER = 16 << 10
+_BODY_BUFFER = 16 << 10  # of a body that waits for an upload slot; uvicorn would read 64 KiB of it
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -98,6 +102,9 @@ async def _bucket_uploader(hub: Hub, store: BucketUrl | None) -> AsyncIterator[B
     if store is None:
         yield None
         return
+    from barnraise.hub.object_store.s3 import S3Bucket  # a hub without a store starts without it
+    from barnraise.hub.object_store.uploader import BucketUploader
+
     stock = BucketUploader(hub, await asyncio.to_thread(S3Bucket, store, str(hub.id)))
     hub.store = stock.origin
     keeping = asyncio.create_task(stock.run())
@@ -162,6 +169,7 @@ async def serve_app(
         server_header=False,
         h11_max_incomplete_event_size=64 << 10,
     )
+    h11_impl.HIGH_WATER_LIMIT = _BODY_BUFFER
     if not listening.plain:
         # asyncio would give each TLS connection 256 KiB to read into, 256 KiB of what waits to be read, and
         # 512 KiB, which its buffer doubles, of what a slow reader has not taken yet: 1.5 GiB of a thousand.

@@ -10,7 +10,7 @@ from barnraise.core.units import counted, format_duration
 from barnraise.hub.aggregation.update_checks import member_names
 from barnraise.hub.protocol.messages import PROTOCOL, RunDescription, VectorLayout
 from barnraise.hub.rounds.leases import LEAST_NORMS, can_be_compared, held_s
-from barnraise.hub.rounds.state_machine import RoundState
+from barnraise.hub.rounds.state_machine import RoundState, missing_members
 from barnraise.hub.storage.create import HubFounding
 from barnraise.hub.storage.log import MemberRecord
 from barnraise.identity.node_id import NodeId
@@ -41,6 +41,10 @@ def describe_wait(state: RoundState, names: Mapping[str, str], now: float) -> st
     """Return a sentence that says what the round waits for, and for how long at most."""
     if state.version is None:
         return "waits for the owner's base"
+    missing, wanted = missing_members(state, now), state.terms.wait_for
+    if missing:
+        here = f"{wanted - missing} of {counted(wanted, 'member')} asked for samples"
+        return f"{here}; the first round waits for {missing} more"
     if state.closing:
         return f"merges {len(state.closing)} updates into version {state.version + 1}"
     if state.waiting and not can_be_compared(state.waiting.values(), state.known):

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from barnraise.core.errors import HubError, HubRefused, ProtocolError
-from barnraise.core.files import sync
+from barnraise.core.files import sync, write_all
 from barnraise.hub.aggregation.aggregator import RoundFigures
 from barnraise.hub.aggregation.update_checks import (
     UpdateVerdict,
@@ -48,6 +48,7 @@ from barnraise.hub.rounds.state_machine import (
     staleness_weight,
     versions_behind,
 )
+from barnraise.hub.server.bodies import ArrivedBody
 from barnraise.hub.server.hub import Hub
 from barnraise.hub.storage.blobs import FREE_SPACE_HINT, hash_file
 from barnraise.hub.storage.log import MOST_SEEN, AcceptedUpdate, HubLog, UpdateFingerprint, change
@@ -125,7 +126,7 @@ class UploadService:
         """Return how much of an upload has arrived."""
         return _progress(name, self._find(node, name))
 
-    async def append(self, node: str, name: str, offset: int, data: bytes) -> HubProgress:
+    async def append(self, node: str, name: str, offset: int, piece: ArrivedBody) -> HubProgress:
         """Append a piece to an upload.
 
         Repeating a piece is harmless. Raise HubRefused with the right offset if it does not fit.
@@ -136,16 +137,15 @@ class UploadService:
                 raise _no_upload()
             if upload.done is not None:
                 return upload.done
-            here, size = upload.offset(), upload.declared.size
-            if offset > here or offset + len(data) > size or len(data) > PIECE_BYTES:
-                message = f"a piece of {len(data)} bytes at {offset} does not continue {here} of {size} bytes"
+            here, size, end = upload.offset(), upload.declared.size, offset + piece.size
+            if offset > here or end > size or piece.size > PIECE_BYTES:
+                message = f"a piece of {piece.size} bytes at {offset} does not continue {here} of {size}"
                 raise HubRefused(409, "offset", message, hint="Continue at the returned offset.", offset=here)
             if upload.declared.lease is not None:
-                arrived = max(here, offset + len(data))
+                arrived = max(here, end)
                 await self._hub.step(state_machine.UploadProgressed(upload.declared.lease, arrived))
-            fresh = data[here - offset :]
             try:
-                await asyncio.to_thread(_append, upload.path, fresh, offset + len(data) == size)
+                await asyncio.to_thread(_append, upload.path, piece, here - offset, end == size)
             except OSError as error:
                 message = f"the hub's disk failed: {error.strerror or error}"
                 raise HubRefused(503, "disk", message, hint=FREE_SPACE_HINT, retry_s=5.0) from error
@@ -355,12 +355,11 @@ def _progress(name: str, upload: _Upload) -> HubProgress:
     return HubProgress(id=name, offset=upload.offset(), size=upload.declared.size)
 
 
-def _append(path: Path, data: bytes, is_last: bool) -> None:
+def _append(path: Path, piece: ArrivedBody, skip: int, is_last: bool) -> None:
     descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o600)
     try:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(descriptor, view) :]
+        for part in piece.parts(skip):
+            write_all(descriptor, part)
         if is_last:
             sync(descriptor)
     finally:

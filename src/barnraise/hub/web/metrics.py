@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from barnraise.core.metrics import MetricRegistry, Series, catalogue, render
-from barnraise.hub.object_store.uploader import BucketUploader
 from barnraise.hub.server.hub import Hub
 from barnraise.hub.storage.log import CommittedRound
+
+if TYPE_CHECKING:
+    from barnraise.hub.object_store.uploader import BucketUploader
 
 
 class HubMetrics:

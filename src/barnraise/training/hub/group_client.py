@@ -78,6 +78,11 @@ class GroupHubClient:
     def has_lease(self) -> bool:
         return self._data.lease is not None
 
+    @property
+    def rate_factor(self) -> float:
+        """Return the factor of the script's learning rates, for steps of the current lease."""
+        return self._data.lease.rate_factor if self._data.lease is not None else 1.0
+
     def advance(self) -> None:
         """Count a committed step of the lease."""
         self._data.advance()

@@ -45,6 +45,7 @@ class LeasedWork(NamedTuple):
     covered: int  # samples that all groups together have trained
     members: int  # groups that train at the same time
     token: bytes = b""  # with it another process can continue the lease
+    rate_factor: float = 1.0  # that the script's learning rates are multiplied with
 
 
 class RoundUpdate(NamedTuple):

@@ -7,9 +7,10 @@ none. If the worker that talks dies, the next one asks again; the hub counts a l
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -180,12 +181,30 @@ class HubStepLoop(StepLoop):
         self._lease_start = self._metrics.count + 1  # the last lease's last step is logged with this one
         self.done += 1
 
+    def _step_optimizers(self) -> None:
+        with scaled_rates(self._state.optimizers, self._client.rate_factor):
+            super()._step_optimizers()
+
     def _replay(self, step: CommittedStep) -> None:
         if not self._client.is_due:
             super()._replay(step)
             return
         self._answer = answer_from_tensors(step.tensors, self._client.size)
         self._apply_update(step.clip, step.batches)
+
+
+@contextlib.contextmanager
+def scaled_rates(optimizers: Sequence[torch.optim.Optimizer], factor: float) -> Iterator[None]:
+    """Multiply the learning rates of all parameter groups while the context is open."""
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups if "lr" in group]
+    rates = [group["lr"] for group in groups]
+    try:
+        for group, rate in zip(groups, rates, strict=True):
+            group["lr"] = rate * factor
+        yield
+    finally:
+        for group, rate in zip(groups, rates, strict=True):
+            group["lr"] = rate
 
 
 def _choose_leader(statuses: Sequence[_HubStatus], step: int) -> int:

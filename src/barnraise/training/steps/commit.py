@@ -193,8 +193,8 @@ class StepCommitter:
             scaler = self._context.scaler
             finite = scaler.scaler is None or self._reducer.is_finite()
             has_gradient = self._reducer.write_grads(clip, scaler.factor())
-            for step in self._context.optimizer_steps if finite and has_gradient else ():
-                step()
+            if finite and has_gradient:
+                self._step_optimizers()
             scaler.update(finite=finite)
         self._advance_schedulers(batches)
         self._reducer.clear_grads()
@@ -208,6 +208,10 @@ class StepCommitter:
             log.warning("from step %d on: %s", self._state.covered, adopted.describe())
         if self._local_sgd.is_on != was_local or (adopted is not None and not adopted.is_encoded):
             self._compression.load_residuals({})  # errors of gradients do not apply to a round's change
+
+    def _step_optimizers(self) -> None:
+        for step in self._context.optimizer_steps:
+            step()
 
     def _advance_schedulers(self, batches: int) -> None:
         for _ in range(batches):

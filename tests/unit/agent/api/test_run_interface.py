@@ -25,6 +25,7 @@ from barnraise.agent_client.kv_messages import (
     ReadQueue,
     SetKey,
 )
+from barnraise.agent_client.metrics.requests import HealthRequest
 from barnraise.agent_client.notifications.requests import AddTargetRequest, ListTargetsRequest
 from barnraise.agent_client.notifications.targets import DesktopTarget
 from barnraise.agent_client.queue.requests import ChangeJobsRequest, ListJobsRequest
@@ -62,6 +63,7 @@ def of_journal(kind: type, *fields: object, name: str = "default", generation: i
     "request_",
     [
         ClusterRequest(),
+        HealthRequest(),
         of_journal(PushToQueue, b"{}"),
         of_journal(ReadQueue, 0),
         GraphRequest(),

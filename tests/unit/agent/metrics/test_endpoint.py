@@ -11,9 +11,10 @@ from collections.abc import Callable
 import pytest
 
 from barnraise.agent.metrics import endpoint as endpoint_module
-from barnraise.agent.metrics.endpoint import MetricsEndpoint
+from barnraise.agent.metrics.endpoint import MetricsEndpoint, Page
 
 TEXT = b"# HELP barnraise_runs Runs.\n# TYPE barnraise_runs gauge\nbarnraise_runs 1.0\n"
+PAGE = Page("200 OK", "text/plain", TEXT)
 
 
 def ask(port: int, path: str = "/metrics", host: str | None = None, method: str = "GET") -> tuple[int, bytes]:
@@ -28,12 +29,15 @@ def ask(port: int, path: str = "/metrics", host: str | None = None, method: str 
 
 
 def serve(use: Callable[[MetricsEndpoint], object]) -> object:
-    async def collect() -> bytes:
+    async def collect() -> Page:
         await asyncio.sleep(0)
-        return TEXT
+        return PAGE
+
+    async def fail() -> Page:
+        return Page("503 Service Unavailable", "application/json", b"{}")
 
     async def main() -> object:
-        endpoint = MetricsEndpoint(0, collect)
+        endpoint = MetricsEndpoint(0, {"/metrics": collect, "/health": fail})
         try:
             return await asyncio.to_thread(use, endpoint)
         finally:
@@ -57,18 +61,22 @@ def test_page_that_leads_its_name_here_reads_nothing(host: str) -> None:
 def test_agent_that_is_too_busy_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoint_module, "_REQUEST_S", 0.1)
 
-    async def collect() -> bytes:
+    async def collect() -> Page:
         await asyncio.sleep(1)
-        return TEXT
+        return PAGE
 
     async def main() -> tuple[int, bytes]:
-        endpoint = MetricsEndpoint(0, collect)
+        endpoint = MetricsEndpoint(0, {"/metrics": collect})
         try:
             return await asyncio.to_thread(ask, endpoint.port)
         finally:
             await endpoint.close()
 
     assert asyncio.run(main())[0] == 503
+
+
+def test_page_answers_with_its_own_status() -> None:
+    assert serve(lambda endpoint: ask(endpoint.port, "/health")) == (503, b"{}")
 
 
 def test_other_paths_and_methods_are_refused() -> None:
@@ -101,11 +109,11 @@ def test_port_that_is_taken_is_an_error() -> None:
         other.bind(("127.0.0.1", 0))
         other.listen()
 
-        async def collect() -> bytes:
-            return TEXT
+        async def collect() -> Page:
+            return PAGE
 
         async def main() -> None:
-            MetricsEndpoint(other.getsockname()[1], collect)
+            MetricsEndpoint(other.getsockname()[1], {"/metrics": collect})
 
         with pytest.raises(OSError, match="in use"):
             asyncio.run(main())

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import threading
 import time
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from barnraise.cli.child_process import ChildProcess
 from barnraise.cli.hub.directories import top_folder, write_local_address
@@ -17,11 +22,11 @@ from barnraise.cli.hub.join import CREDENTIALS_FILE, _check_free, open_workspace
 from barnraise.cli.hub.mirror import follow, hand_over, take_over
 from barnraise.cli.hub.owner import expel, pardon
 from barnraise.cli.hub.status import status
-from barnraise.cli.hub.up import HubUpOptions, up
+from barnraise.cli.hub.up import HubUpOptions, _new, _save_at_end, up
 from barnraise.cli.machine.identity import machine_key
 from barnraise.core.config import load_settings
 from barnraise.core.errors import HubError
-from barnraise.core.flow.background import start_in_thread
+from barnraise.core.flow.background import BackgroundCall, start_in_thread
 from barnraise.hub.client.credentials import MemberCredentials, member_key, write_credentials
 from barnraise.hub.mirror.handover import read_handover, sign_handover
 from barnraise.hub.private_options import PrivateOptions, take_private_options
@@ -32,10 +37,10 @@ from barnraise.hub.storage.create import FOLLOWS, WITHDRAWN, create_hub, hub_key
 from barnraise.hub.storage.directory_lock import read_facts
 from barnraise.hub.storage.log import HubLog, MemberRecord, change
 from barnraise.identity import NodeKey
-from tests.unit.hub.hub_process import LAYOUT, TERMS, Friend, HubProcess
+from tests.unit.hub.hub_process import LAYOUT, TERMS, Friend, HubProcess, Refused
 
 
-def wishes(script: Path, codec: str = "int8", store: str = "", endpoint: str = "") -> HubUpOptions:
+def wishes(script: Path, codec: str | None = None, store: str = "", endpoint: str = "") -> HubUpOptions:
     return HubUpOptions(
         name="",
         host="",
@@ -44,8 +49,13 @@ def wishes(script: Path, codec: str = "int8", store: str = "", endpoint: str = "
         proxied=False,
         address=(),
         uses=1,
-        round_time="30s",
+        round_time=None,
         codec=codec,
+        wait_for=None,
+        quorum=None,
+        max_staleness=None,
+        linear_scaling=False,
+        rounds=None,
         train=False,
         parent="",
         seats=100,
@@ -100,6 +110,72 @@ def test_held_out_options_are_checked(tmp_path: Path) -> None:
     with pytest.raises(HubError, match="in the folder that every friend gets"):
         up(wishes(script)._replace(held_out=tmp_path / "check" / "check.py"))
     assert not top_folder(load_settings()).exists()
+
+
+@pytest.mark.usefixtures("_own_state")
+def test_rounds_are_fixed_with_the_hub_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "send" / "train.py"
+    script.parent.mkdir()
+    script.touch()
+    options = wishes(script)._replace(round_time="2min", wait_for=3, quorum=0.8, max_staleness=5)
+    options = options._replace(linear_scaling=True, rounds=40)
+    _new(options, load_settings())
+    capsys.readouterr()
+    assert status(name="", as_json=True) == 0
+    rounds = {"round_s": 120.0, "codec": "int8", "wait_for": 3, "quorum": 0.8, "max_staleness": 5}
+    assert json.loads(capsys.readouterr().out)["rounds"] == rounds | {"linear_scaling": True, "rounds": 40}
+
+
+@pytest.mark.usefixtures("_own_state")
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("round_time", "1min"),
+        ("codec", "int4"),
+        ("wait_for", 2),
+        ("quorum", 1.0),
+        ("max_staleness", 0),
+        ("linear_scaling", True),
+        ("rounds", 3),
+    ],
+)
+@pytest.mark.parametrize("parent", ["", "barnraise-invite:x"])
+def test_options_that_a_hub_would_ignore_are_rejected(
+    tmp_path: Path, option: str, value: object, parent: str
+) -> None:
+    given: dict[str, Any] = {option: value}
+    options = wishes(tmp_path / "train.py")._replace(script=None, parent=parent, **given)
+    with pytest.raises(HubError, match="rounds") as error:
+        up(options)
+    assert f"--{option.removesuffix('_time').replace('_', '-')}" in error.value.hint
+
+
+@pytest.mark.usefixtures("_own_state")
+def test_hub_saves_the_model_of_its_last_round(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = top_folder(load_settings()) / "fireside"
+    owner = NodeKey.generate()
+    create_hub(directory, "fireside", owner.id, msgspec.structs.replace(TERMS, rounds=1))
+    hub = HubProcess(directory, None)
+    hub.start()
+    invite = hub.invite()
+    friends = [Friend(hub.address, invite.hub_id, key) for key in (owner, None)]
+    try:
+        friends[0].push_base(torch.zeros(LAYOUT.numel), HubDataOrder(samples=1000, batch=10))
+        saving = BackgroundCall(partial(_save_at_end, invite, directory, tmp_path / "out", load_settings()))
+        friends[1].join(invite, "ann")
+        friends[1].push(friends[1].lease(), torch.full((LAYOUT.numel,), 0.01))
+        saving.wait(60.0)
+        assert saving.has_ended
+        friends[1].version = 1
+        with pytest.raises(Refused, match="finished: all rounds of the run are over"):
+            friends[1].lease()
+    finally:
+        hub.kill()
+        for friend in friends:
+            friend.close()
+    assert "the run is over after 1 round: its model is " in capsys.readouterr().err
+    model = load_file(tmp_path / "out" / "model.safetensors")
+    assert all(float(tensor.max()) < 0 for tensor in model.values()), "the update of the round is in it"
 
 
 @pytest.mark.usefixtures("_own_state")

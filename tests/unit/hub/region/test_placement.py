@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ import msgspec
 import pytest
 import torch
 
-from barnraise.cli.hub.region import JoinedPlace, settle
+from barnraise.cli.hub.region import JoinedPlace, settle, until_region_is_gone
 from barnraise.core.errors import HubError, HubRefused
 from barnraise.hub.client.client import HubClient
 from barnraise.hub.private_options import PrivateOptions
@@ -176,6 +177,28 @@ def test_new_members_are_placed_by_distance_and_seats(tree: Tree) -> None:
     last = tree.join()
     assert last.joined.regions == ()
     assert tree.settle(last) == last.place.hub
+
+
+@pytest.mark.slow
+def test_member_of_lost_region_gets_another_seat(tree: Tree) -> None:
+    tree.await_regions(2)
+    near, far = (region.invite().hub_id for region in tree.regions)
+    joined = tree.join()
+    place = settle(joined, tree.connect, lambda _: tree.key.id)
+    assert place.hub == near
+
+    async def watch(seconds: float) -> None:
+        loss = until_region_is_gone(place, joined.place, tree.connect, gone_s=1.0, look_s=0.2)
+        await asyncio.wait_for(loss, seconds)
+
+    with pytest.raises(TimeoutError):  # it answers
+        asyncio.run(watch(4.0))
+    tree.regions[0].kill()
+    asyncio.run(watch(60.0))
+    assert tree.settle(tree.join(key=tree.key)) == far
+    tree.parent.kill()
+    with pytest.raises(TimeoutError):  # no hub could give another seat
+        asyncio.run(watch(4.0))
 
 
 @pytest.mark.slow

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 
+import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from barnraise.hub.protocol.messages import HubDataOrder, RoundConfig, SampleSpan
+from barnraise.hub.rounds.grace_window import LEAST
 from barnraise.hub.rounds.leases import PendingUpdate
+from barnraise.hub.rounds.persistent_map import PersistentMap
 from barnraise.hub.rounds.sample_pool import SamplePool, return_samples, take_samples
 from barnraise.hub.rounds.state_machine import (
     ClockTick,
@@ -417,6 +420,91 @@ def test_round_does_not_wait_for_member_that_left() -> None:
     table.commit(2.0)
     table.state = decide(table.state, LeaseAbandoned("b"), 2.0).state
     assert _closes(table.deliver(table.lease("a", 2.0), 2.1))
+
+
+def test_first_round_waits_for_members() -> None:
+    """All that asked take part in it: the fastest does not close it while the others ask again."""
+    terms = msgspec.structs.replace(TERMS, wait_for=3)
+    table = Table(terms, HubDataOrder(samples=100_000, batch=5))
+    for node in "ab":
+        refused = table.lease(node, 0.0)
+        assert isinstance(refused, RefuseRequest)
+        assert (refused.kind, refused.retry_s) == ("too-few", 2.0)
+    waits = "2 of 3 members asked for samples; the first round waits for 1 more"
+    assert describe_wait(table.state, {}, 1.0) == waits
+    third = table.lease("c", 20.0)
+    assert isinstance(third, GrantLease)
+    assert not _closes(table.deliver(third, 21.0)), "the two that waited ask again"
+    others = [table.lease(node, 40.0, rate=1.0) for node in "ab"]
+    assert not _closes(table.deliver(others[0], 41.0))
+    assert _closes(table.deliver(others[1], 42.0))
+    table.commit(43.0)
+    assert isinstance(table.lease("a", 44.0), GrantLease), "later rounds follow the quorum alone"
+
+
+def test_first_round_does_not_count_members_that_left_or_are_silent() -> None:
+    table = Table(msgspec.structs.replace(TERMS, wait_for=2), HubDataOrder(samples=100_000, batch=5))
+    table.lease("a", 0.0)
+    table.state = decide(table.state, LeaseAbandoned("a"), 1.0).state
+    assert isinstance(table.lease("b", 2.0), RefuseRequest)
+    assert isinstance(table.lease("c", 100.0), RefuseRequest), "b was not heard for too long"
+    assert isinstance(table.lease("b", 101.0), GrantLease)
+    lent = table.lease("c", 102.0)
+    table.state = decide(table.state, LeaseAbandoned("b"), 103.0).state
+    assert _closes(table.deliver(lent, 104.0)), "a round that has started does not wait for new members"
+
+
+def test_run_is_over_after_its_rounds() -> None:
+    """A late update and a request get an answer that ends the member's part; nothing is merged any more."""
+    table = Table(msgspec.structs.replace(TERMS, rounds=2), HubDataOrder(samples=100_000, batch=5))
+    table.deliver(table.lease("a", 0.0), 1.0)
+    table.commit(2.0)
+    assert not table.state.is_finished
+    leases = [table.lease(node, 3.0, rate=1.0) for node in "abc"]
+    for lease in leases[:2]:
+        table.deliver(lease, 4.0)
+    assert _closes(table.tick(9.0))
+    table.commit(10.0)
+    assert table.state.is_finished
+    (late,) = table.deliver(leases[2], 11.0)
+    assert isinstance(late, RefuseRequest)
+    assert late.kind == "lease-over"
+    refused = table.lease("a", 12.0)
+    assert isinstance(refused, RefuseRequest)
+    assert refused.kind == "finished"
+
+
+def test_restarted_hub_merges_nothing_after_its_last_round() -> None:
+    """It may have been killed between the commit and the release of what waited."""
+    update = PendingUpdate("u", "a", "l", 0, 5)
+    state = RoundState(
+        terms=msgspec.structs.replace(TERMS, rounds=1),
+        course=COURSE,
+        version=1,
+        waiting=PersistentMap({"u": update}),
+    )
+    assert decide(state, ClockTick(), 100.0).effects == ()
+    assert next_deadline(state, 100.0) > 101.0, "it must not be asked again at once"
+
+
+def test_grace_window_learns_how_late_updates_are() -> None:
+    table, now = Table(course=HubDataOrder(samples=1_000_000, batch=5)), 0.0
+    for _ in range(LEAST):
+        leases = [table.lease(node, now, rate=1.0) for node in "abc"]
+        for lease in leases[:2]:
+            assert not _closes(table.deliver(lease, now + 1.0))
+        assert _closes(table.deliver(leases[2], now + 1.5))
+        table.commit(now + 2.0)
+        now += 2.0
+    leases = [table.lease(node, now, rate=1.0) for node in "abc"]
+    for lease in leases[:2]:
+        table.deliver(lease, now + 1.0)
+    assert next_deadline(table.state, now + 1.0) == now + 2.25, "a quarter of the five seconds"
+    assert not _closes(table.tick(now + 2.2))
+    assert _closes(table.tick(now + 2.25))
+    known = len(table.state.grace.delays)
+    table.deliver(leases[2], now + 4.0)  # while the round is merged
+    assert table.state.grace.delays[known:] == (3.0,), "the window would have had to be so long"
 
 
 def test_claimed_speed_is_limited_by_median_of_others() -> None:

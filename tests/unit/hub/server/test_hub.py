@@ -27,6 +27,7 @@ from barnraise.hub.protocol.messages import (
     encode_message,
 )
 from barnraise.hub.protocol.signatures import sign_request
+from barnraise.hub.server.bodies import ArrivedBody
 from barnraise.hub.server.uploads import UploadService
 from barnraise.hub.storage.create import create_invite, known_invites, withdraw_invite
 from barnraise.hub.storage.log import Changes, HubLog
@@ -142,13 +143,13 @@ def test_member_has_one_upload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         for _ in range(5):
             data = update(lease)
             progress = await scene.intake.declare(eve, declared(lease, data))
-            await scene.intake.append(eve, progress.id, 0, data[:-1])
+            await scene.intake.append(eve, progress.id, 0, ArrivedBody.in_memory(data[:-1]))
             assert scene.partial_files() == before + 1
         scene.intake = UploadService(scene.hub)  # as after a new start
         assert (await scene.intake.declare(eve, declared(lease, data))).offset == len(data) - 1, "it goes on"
         scene.intake = UploadService(scene.hub)
         with pytest.raises(HubRefused, match="no such upload"):
-            await scene.intake.append(eve, progress.id, len(data) - 1, data[-1:])
+            await scene.intake.append(eve, progress.id, len(data) - 1, ArrivedBody.in_memory(data[-1:]))
         other = update(lease)
         await scene.intake.declare(eve, declared(lease, other))
         assert scene.partial_files() == before
@@ -164,7 +165,7 @@ def test_two_machines_of_site_do_not_cancel_uploads(tmp_path: Path) -> None:
         with pytest.raises(HubRefused, match="not finished") as busy:
             await scene.intake.declare(home, declared(lease, second))
         assert busy.value.status == 503, "it is asked again"
-        last = await scene.intake.append(home, name, len(first) - 1, first[-1:])
+        last = await scene.intake.append(home, name, len(first) - 1, ArrivedBody.in_memory(first[-1:]))
         assert last.accepted
         with pytest.raises(HubRefused) as late:
             await scene.intake.declare(home, declared(lease, second))

@@ -121,6 +121,19 @@ def test_schedulers_follow_samples_of_all_groups() -> None:
     assert friend.scheduler.last_epoch == 128 // BATCH
 
 
+def test_factor_of_lease_multiplies_learning_rate_while_optimizer_steps() -> None:
+    changes, rates = [], []
+    for rate, factor in ((0.0625, 1.0), (0.015625, 4.0)):
+        hub = FakeHub([task(0, (0, 24))._replace(rate_factor=factor), OVER])
+        friend = Friend(hub)
+        friend.optimizer.param_groups[0]["lr"] = rate
+        friend.train()
+        changes.append(hub.handed[0].change)
+        rates.append(friend.optimizer.param_groups[0]["lr"] / rate)
+    assert torch.equal(changes[0], changes[1])
+    assert rates[0] == rates[1] == 0.5 ** (128 // BATCH), "schedulers change the script's own rate"
+
+
 def test_joining_group_starts_with_hub_model_and_epoch() -> None:
     start = torch.arange(41.0)
     hub = FakeHub([task(1, (0, 8), covered=64), task(2, (0, 8), covered=72)], start)
