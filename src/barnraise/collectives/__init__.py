@@ -23,7 +23,7 @@ from barnraise.core.errors import (
 
 if TYPE_CHECKING:
     from barnraise.collectives.batch_norm import SyncBatchNorm
-    from barnraise.collectives.c10d.create import create_group, monitored_barrier
+    from barnraise.collectives.c10d.create import create_group
     from barnraise.collectives.c10d.process_group import BarnraiseProcessGroup
     from barnraise.collectives.client import statistics
     from barnraise.collectives.work import BarnraiseWork
@@ -40,7 +40,6 @@ __all__ = [
     "SyncBatchNorm",
     "UnsupportedOperation",
     "create_group",
-    "monitored_barrier",
     "statistics",
 ]
 
@@ -49,7 +48,6 @@ _HOMES = {
     "BarnraiseWork": "work",
     "SyncBatchNorm": "batch_norm",
     "create_group": "c10d.create",
-    "monitored_barrier": "c10d.create",
     "statistics": "client",
 }
 

@@ -17,6 +17,7 @@ from tests.arch.source_tree import ROOT, SOURCE
 
 _PRELUDE = """
 import gc, os, signal, sys, time
+from datetime import timedelta
 import torch, torch.distributed as dist
 from barnraise import collectives
 from barnraise.collectives.client import current_comm_process
@@ -139,7 +140,7 @@ def chained(future):
 work = group.allreduce([torch.ones(3)])
 futures = [group.allreduce([torch.ones(3) * i]).get_future().then(chained) for i in range(8)]
 print([future.wait()[0].item() for future in futures] == [2.0 * i for i in range(8)])
-collectives.monitored_barrier(group, 60)
+dist.monitored_barrier(group, timedelta(seconds=60))
 counters = collectives.statistics()["counters"]
 print(counters["barnraise_comm_operations_total"] >= 17, "barnraise_wire_sent_bytes_total" in counters)
 from barnraise.core import metrics

@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 
 from barnraise.collectives.algorithms.cost_model import CostTable
-from barnraise.collectives.c10d.create import monitored_barrier
 from barnraise.collectives.c10d.operations import OpenedGroup
 from barnraise.collectives.c10d.process_group import BarnraiseProcessGroup
 from barnraise.collectives.messages import AbortGroup, Command, Failure, ReceiveFrom, SendTo, StartOperation
@@ -27,7 +26,6 @@ from barnraise.core.errors import (
     CommProcessLost,
     OperationTimeout,
     PeerLost,
-    UnsupportedOperation,
 )
 from barnraise.core.flow import log_once
 from barnraise.core.installation import is_tested
@@ -338,11 +336,6 @@ def test_coalesced_operations_complete_as_one_work(
     comm_process.finish()
     assert whole.wait()
     assert len(whole.result()) == 2
-
-
-def test_monitored_barrier_rejects_other_backends() -> None:
-    with pytest.raises(UnsupportedOperation, match="barnraise"):
-        monitored_barrier()
 
 
 def test_forked_child_gets_error_about_its_parent(

@@ -8,7 +8,6 @@ import threading
 from datetime import timedelta
 
 import torch
-import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from barnraise.collectives.algorithms.cost_model import CostTable
@@ -23,7 +22,6 @@ from barnraise.collectives.submit import Submitter
 from barnraise.collectives.torch_patch.pickle_guard import install_pickle_guard
 from barnraise.collectives.torch_patch.torch_version import has_python_backends, warn_if_untested
 from barnraise.core.config import Settings, load_settings
-from barnraise.core.errors import UnsupportedOperation
 from barnraise.core.flow.log_once import first_time
 from barnraise.core.units import format_duration
 
@@ -73,22 +71,6 @@ def create_reconfigurable(timeout: timedelta | float | None = None) -> Barnraise
     """Create a group without members. Its ``reconfigure`` method connects it, any number of times."""
     opener = _GroupOpener(timeout)
     return BarnraiseProcessGroup(None, opener.timeout_s, Reconfiguration(opener.member, opener.connect))
-
-
-def monitored_barrier(
-    group: dist.ProcessGroup | None = None, timeout: timedelta | float | None = None
-) -> None:
-    """Run a barrier on the default or the given group.
-
-    Raise OperationTimeout that names the missing ranks.
-    """
-    chosen = dist.group.WORLD if group is None else group
-    if not isinstance(chosen, BarnraiseProcessGroup):
-        raise UnsupportedOperation(
-            "this monitored barrier needs a group of the barnraise backend",
-            hint="Call init_process_group('barnraise') first; Gloo's is torch.distributed.monitored_barrier.",
-        )
-    chosen.monitored_barrier(timeout)
 
 
 class _GroupOpener:
