@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from barnraise.collectives.c10d.create import create_group
     from barnraise.collectives.c10d.process_group import BarnraiseProcessGroup
     from barnraise.collectives.client import statistics
+    from barnraise.collectives.per_call import call_options
     from barnraise.collectives.work import BarnraiseWork
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "PeerLost",
     "SyncBatchNorm",
     "UnsupportedOperation",
+    "call_options",
     "create_group",
     "statistics",
 ]
@@ -47,6 +49,7 @@ _HOMES = {
     "BarnraiseProcessGroup": "c10d.process_group",
     "BarnraiseWork": "work",
     "SyncBatchNorm": "batch_norm",
+    "call_options": "per_call",
     "create_group": "c10d.create",
     "statistics": "client",
 }

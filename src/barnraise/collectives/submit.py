@@ -19,6 +19,7 @@ from barnraise.collectives.client import CommProcessClient
 from barnraise.collectives.failures import to_error
 from barnraise.collectives.levels import algorithm_setting, shapes_of
 from barnraise.collectives.messages import (
+    CancelOperation,
     Command,
     OperationFailed,
     OperationFinished,
@@ -133,17 +134,23 @@ class Submitter:
             self.comm_process.release_direct()
         return work
 
-    def submit_point_to_point(self, call: Operation, peer: int, tag: int, timeout_s: float) -> BarnraiseWork:
-        """Submit a send or a receive and return its work."""
+    def submit_point_to_point(
+        self, call: Operation, peer: int, tag: int, timeout_s: float, *, fails_alone: bool = False
+    ) -> BarnraiseWork:
+        """Submit a send or a receive and return its work.
+
+        ``fails_alone``: a receive that gets no message in time leaves the group usable.
+        """
         self._check(call)
         if not 0 <= tag <= _MAX_TAG:
             raise UnsupportedOperation(f"a tag of {tag}", hint=f"Use tags from 0 to {_MAX_TAG}.")
-        kind = SendTo if call.kind == "send" else ReceiveFrom
 
         def command(_: int, chunk: Chunk, block: Block, left_s: float) -> tuple[int, Command]:
             number, code = self.comm_process.next_id(), call.element.code
             place = (block.segment, block.offset, chunk.nbytes)
-            return number, kind(number, self.group, peer, tag, code, *place, left_s)
+            if call.kind == "send":
+                return number, SendTo(number, self.group, peer, tag, code, *place, left_s)
+            return number, ReceiveFrom(number, self.group, peer, tag, code, *place, left_s, fails_alone)
 
         return self._submit(call, "direct", timeout_s, command)
 
@@ -183,7 +190,9 @@ class Submitter:
         finish = None if call.finish is None else partial(_run_within, context, call.finish)
         work = BarnraiseWork(call.result, len(call.chunks), call.kind, finish)
         work.add_listener(partial(_count, call.kind, algorithm, call.staged_bytes))
-        _OperationPipeline(self, call, work, context, timeout_s, command).submit_ready()
+        pipeline = _OperationPipeline(self, call, work, context, timeout_s, command)
+        work.cancel = pipeline.cancel
+        pipeline.submit_ready()
         return work
 
 
@@ -210,6 +219,8 @@ class _OperationPipeline:
         self._submitting = False
         self._in_flight = 0
         self._bytes_in_flight = 0
+        self._operations: set[int] = set()  # numbers of the chunks in flight
+        self._is_cancelled = False
 
     def submit_ready(self) -> None:
         """Submit chunks in order while the window has room.
@@ -261,7 +272,21 @@ class _OperationPipeline:
             if not isinstance(error, Exception):  # Ctrl-C belongs to the script
                 raise
             return
+        with self._lock:
+            self._operations.add(operation)
         self._comm_process.submit(command, operation, partial(self._on_reply, chunk, block, view))
+        with self._lock:
+            is_cancelled = self._is_cancelled
+        if is_cancelled:
+            self._comm_process.send(CancelOperation(operation, self._submitter.group))
+
+    def cancel(self) -> None:
+        """Time the operation out now. Chunks that are submitted later time out at once, too."""
+        with self._lock:
+            self._is_cancelled = True
+            operations = sorted(self._operations)
+        for operation in operations:
+            self._comm_process.send(CancelOperation(operation, self._submitter.group))
 
     def _on_reply(
         self, chunk: Chunk, block: Block, view: torch.Tensor, reply: OperationFinished | OperationFailed
@@ -283,6 +308,7 @@ class _OperationPipeline:
         with self._lock:
             self._in_flight -= 1
             self._bytes_in_flight -= chunk.nbytes
+            self._operations.discard(reply.operation)
         self.submit_ready()
 
     def _fail(self, error: BaseException, how: str) -> None:

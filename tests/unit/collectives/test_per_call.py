@@ -1,0 +1,39 @@
+"""Options of a block hold in it, in the blocks inside, and in its thread only."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+
+import pytest
+
+from barnraise.collectives.per_call import CallOptions, call_options, current_options
+from barnraise.core.errors import ConfigError
+
+
+def test_options_hold_until_the_block_ends() -> None:
+    assert current_options() == CallOptions()
+    with call_options(timeout=timedelta(seconds=2)):
+        assert current_options().timeout_s == 2.0
+        with call_options(timeout=5):
+            assert current_options().timeout_s == 5.0
+        with call_options():
+            assert current_options().timeout_s == 2.0
+    with pytest.raises(KeyError), call_options(timeout=3):
+        raise KeyError
+    assert current_options() == CallOptions()
+
+
+def test_other_threads_do_not_see_the_options() -> None:
+    seen: list[CallOptions] = []
+    with call_options(timeout=2):
+        thread = threading.Thread(target=lambda: seen.append(current_options()))
+        thread.start()
+        thread.join(60)
+    assert seen == [CallOptions()]
+
+
+@pytest.mark.parametrize("timeout", [0, -1.5, float("nan"), float("inf"), timedelta(0)])
+def test_impossible_timeout_is_refused(timeout: float | timedelta) -> None:
+    with pytest.raises(ConfigError, match="timeout of a call"), call_options(timeout=timeout):
+        pass
