@@ -56,7 +56,7 @@ class CollectiveSettings(msgspec.Struct, frozen=True, kw_only=True):
     strategy: Strategy = "auto"
     arity: Annotated[int, Meta(ge=2, le=64)] = 2
     tree_below_bytes: Annotated[int, Meta(ge=0)] = 1024 * 1024
-    timeout_s: Seconds = 60.0
+    timeout_s: Seconds = 1800.0
     segment_bytes: Annotated[int, Meta(ge=1024, le=1024 * 1024)] = 1024 * 1024
     staging: Literal["host", "refuse"] = "host"
     arena_bytes: Annotated[int, Meta(ge=1024 * 1024)] = 1024 * 1024 * 1024

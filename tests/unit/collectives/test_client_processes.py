@@ -130,6 +130,28 @@ print("right")
     assert code == 0
 
 
+def test_configured_timeout_holds_where_the_script_gives_none(environment: dict[str, str]) -> None:
+    out, err, code = _run(
+        environment | {"BARNRAISE_COLLECTIVES_TIMEOUT_S": "1.5"},
+        """
+dist.init_process_group("barnraise", store=dist.HashStore(), rank=0, world_size=1)
+def seconds(**options):
+    chosen = dist.new_group([0], **options)
+    started = time.monotonic()
+    try:
+        dist.recv(torch.zeros(3), tag=7, group=chosen)
+    except collectives.OperationTimeout:
+        return time.monotonic() - started
+print(1.4 < seconds() < 60, 1.4 < seconds(timeout=timedelta(minutes=30)) < 60)
+print(seconds(timeout=timedelta(seconds=3)) > 2.9)
+dist.destroy_process_group()
+""",
+    )
+    assert err == ""
+    assert out.split()[1:] == ["True"] * 3
+    assert code == 0
+
+
 def test_future_callback_may_wait_for_another_operation(environment: dict[str, str]) -> None:
     out, err, code = _run(
         environment,

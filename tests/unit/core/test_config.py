@@ -34,7 +34,7 @@ def test_load_settings_without_sources_returns_defaults() -> None:
     assert settings == Settings()
     assert (settings.network.port, settings.network.discovery_port) == (52416, 52415)
     assert (settings.network.retries, settings.network.connect_timeout_s) == (3, 5.0)
-    assert (settings.collectives.tree_below_bytes, settings.collectives.timeout_s) == (1 << 20, 60.0)
+    assert (settings.collectives.tree_below_bytes, settings.collectives.timeout_s) == (1 << 20, 1800.0)
     assert settings.network.encryption == "tls"
 
 

@@ -9,6 +9,7 @@ from datetime import timedelta
 
 import torch
 from torch._C._distributed_c10d import Store
+from torch.distributed.constants import default_pg_timeout
 
 from barnraise.collectives.algorithms.cost_model import CostTable
 from barnraise.collectives.c10d.operations import OpenedGroup, seconds_of
@@ -54,10 +55,14 @@ def prepare_groups() -> None:
 def create_backend(
     store: Store, rank: int, world: int, timeout: timedelta, *, enable_reconfigure: bool = False
 ) -> BarnraiseProcessGroup:
-    """Create what ``init_process_group`` expects of a backend in this torch."""
+    """Create what ``init_process_group`` expects of a backend in this torch.
+
+    torch always hands over a timeout. Its default means that the script has given none.
+    """
+    given = None if timeout == default_pg_timeout else timeout
     if enable_reconfigure:
-        return create_reconfigurable(timeout)
-    opener = _GroupOpener(timeout)
+        return create_reconfigurable(given)
+    opener = _GroupOpener(given)
     opened = opener.rendezvous(store, rank, world)
     if not has_python_backends(torch.__version__):
         return BarnraiseProcessGroup(opened, opener.timeout_s)
