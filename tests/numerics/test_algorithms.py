@@ -75,3 +75,19 @@ def test_many_operations_in_flight(ours: Pool, algorithm: str) -> None:
         inner="reductions:all_reduce_repeated",
         arguments=arguments,
     )
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"strategy": "tree", "arity": 3}, "tree"),
+        ({"strategy": "centralized"}, "star"),
+        ({"strategy": "doubling", "timeout": 100}, "doubling"),
+    ],
+)
+def test_block_names_the_algorithm_of_its_calls(ours: Pool, options: dict[str, object], expected: str) -> None:
+    sums = {"dtype": "float32", "sizes": [1000, 70_001]}
+    inner = {"inner": "reductions:all_reduce_rough", "arguments": sums}
+    results = ours.run("algorithms:in_block", world=4, options=options, **inner)
+    assert all(taken == [expected] for _, taken in results), results
+    assert len({str(digest) for digest, _ in results}) == 1, f"ranks hold different bits: {results}"

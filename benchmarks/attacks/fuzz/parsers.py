@@ -151,7 +151,7 @@ OWN_DATA = {
     "barnraise.training.recovery.state_transfer:send_bytes": "numbers of this process",
     "barnraise.transport.ipc.local_socket:_peer_user": "the operating system",
     "barnraise.transport.listener.listener:main": "the parent process",
-    "barnraise.worker.init:_levels": "the agent of this machine",
+    "barnraise.planning.inputs.levels:decode_levels": "the agent of this machine",
     "barnraise.worker.launch.launch:_check_question": "its own request",
     "barnraise.training.record.step_trace:trace_ids": "a hash that this machine computed",
 }

@@ -12,12 +12,16 @@ from functools import lru_cache, partial
 import torch
 from prometheus_client import Counter, Histogram
 
+from barnraise.collectives.algorithm_settings import (
+    settings_of_call,
+    shapes_of,
+    strategy_of_operation,
+)
 from barnraise.collectives.algorithms.compile import format_label
 from barnraise.collectives.algorithms.cost_model import AlgorithmChoice, CostTable, choose
-from barnraise.collectives.algorithms.schedule import CHAINS, StageShapes
+from barnraise.collectives.algorithms.schedule import CHAINS, OperationKind, StageShapes
 from barnraise.collectives.client import CommProcessClient
 from barnraise.collectives.failures import to_error
-from barnraise.collectives.levels import algorithm_setting, shapes_of
 from barnraise.collectives.messages import (
     CancelOperation,
     Command,
@@ -30,6 +34,7 @@ from barnraise.collectives.messages import (
 )
 from barnraise.collectives.ops.chunking import Chunk, Finish
 from barnraise.collectives.ops.operation import Operation
+from barnraise.collectives.per_call import current_options
 from barnraise.collectives.shm.allocator import Block
 from barnraise.collectives.shm.arena import CopyContext, SharedArena, copy_context
 from barnraise.collectives.work import BarnraiseWork
@@ -78,7 +83,8 @@ class Submitter:
     def may_use_sites(self) -> bool:
         """Return True if sums may go through sites. This holds for compressed sums as well."""
         is_taken_apart = self._places > 1 and not self.levels.across.is_open
-        return is_taken_apart or self._settings.strategy in ("auto", "sites")
+        general = strategy_of_operation(OperationKind.ALL_REDUCE, self._settings)
+        return is_taken_apart or general in ("auto", "sites")
 
     @property
     def _places(self) -> int:
@@ -94,8 +100,8 @@ class Submitter:
         ``waits``: the caller waits at once and may read the reply itself.
         """
         self._check(call)
-        direct = waits and len(call.chunks) == 1 and self.comm_process.reserve_direct()
         choice = self._choose(call)
+        direct = waits and len(call.chunks) == 1 and self.comm_process.reserve_direct()
         algorithm = format_label(choice.algorithm, self._shapes)
         with self._lock:
             first = self._sequence
@@ -166,16 +172,18 @@ class Submitter:
     def _choose(self, call: Operation) -> AlgorithmChoice:
         """Choose the algorithm for a whole operation, from values that are equal on all ranks."""
         settings = self._settings
+        chosen = settings_of_call(call.kind, settings, self.levels, self._places, current_options())
         size = call.agreed_bytes
         choice = choose(
             call.kind,
             size,
             self.world,
             self.table,
-            algorithm_setting(call.kind, self.levels, settings.strategy, self._places),
-            arity=settings.arity,
+            chosen.strategy,
+            arity=chosen.arity,
             limit=settings.segment_bytes,
-            plain_below=settings.tree_below_bytes,
+            plain_below=chosen.tree_below_bytes,
+            strict=chosen.is_required,
             leaders=len(self.sites) if len(self.sites) > 1 else 0,
             shapes=self._shapes,
         )

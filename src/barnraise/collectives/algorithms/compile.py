@@ -23,6 +23,7 @@ from barnraise.collectives.algorithms.schedule import (
     indexed,
 )
 from barnraise.collectives.ops.dtypes import by_code
+from barnraise.core.config import strategy_name
 from barnraise.core.errors import ConfigError, UnsupportedOperation
 
 if TYPE_CHECKING:  # its module imports the cost model, which imports this one
@@ -72,11 +73,11 @@ def algorithms_for(kind: str) -> tuple[str, ...]:
 
 
 def resolve_algorithm(kind: str, name: str) -> str:
-    """Return the algorithm's own name (``centralised`` is the star).
+    """Return the algorithm's own name; the star has other ones.
 
     Raise an error that lists the valid names.
     """
-    wanted = "star" if name == "centralised" else name
+    wanted = strategy_name(name)
     if wanted not in ALGORITHM_NAMES:
         raise ConfigError(
             f"unknown algorithm {name!r}", hint=f"Use auto, plain or one of: {', '.join(ALGORITHM_NAMES)}."

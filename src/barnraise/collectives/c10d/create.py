@@ -21,6 +21,7 @@ from barnraise.collectives.rendezvous import exchange_members
 from barnraise.collectives.shm.arena import SharedArena
 from barnraise.collectives.submit import Submitter
 from barnraise.collectives.torch_patch.pickle_guard import install_pickle_guard
+from barnraise.collectives.torch_patch.run_levels import levels_of_run
 from barnraise.collectives.torch_patch.torch_version import has_python_backends, warn_if_untested
 from barnraise.core.config import Settings, load_settings
 from barnraise.core.flow.log_once import first_time
@@ -63,13 +64,9 @@ def create_backend(
     if enable_reconfigure:
         return create_reconfigurable(given)
     opener = _GroupOpener(given)
-    opened = opener.rendezvous(store, rank, world)
-    if not has_python_backends(torch.__version__):
-        return BarnraiseProcessGroup(opened, opener.timeout_s)
-    from barnraise.collectives.c10d.hooked import HookedProcessGroup, RegisteredProcessGroup
-
-    kind = HookedProcessGroup if _dispatches() else RegisteredProcessGroup
-    return kind(opened, opener.timeout_s)
+    group = _process_group(opener.rendezvous(store, rank, world), opener.timeout_s)
+    group.set_levels(levels_of_run())
+    return group
 
 
 def create_reconfigurable(timeout: timedelta | float | None = None) -> BarnraiseProcessGroup:
@@ -111,6 +108,15 @@ class _GroupOpener:
             self._comm_process, self._arena, opened.group, world, opened.table, self._settings.collectives
         )
         return OpenedGroup(rank, world, submitter, opened.links, opened.nodes)
+
+
+def _process_group(opened: OpenedGroup, timeout_s: float) -> BarnraiseProcessGroup:
+    if not has_python_backends(torch.__version__):
+        return BarnraiseProcessGroup(opened, timeout_s)
+    from barnraise.collectives.c10d.hooked import HookedProcessGroup, RegisteredProcessGroup
+
+    kind = HookedProcessGroup if _dispatches() else RegisteredProcessGroup
+    return kind(opened, timeout_s)
 
 
 def _dispatches() -> bool:

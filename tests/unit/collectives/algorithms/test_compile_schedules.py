@@ -387,7 +387,8 @@ def test_schedules_are_compiled_once() -> None:
 
 
 def test_resolve_algorithm_lists_valid_names_on_error() -> None:
-    assert resolve_algorithm("all_reduce", "centralised") == "star"
+    for name in ("star", "centralised", "centralized"):
+        assert resolve_algorithm("all_reduce", name) == "star"
     assert resolve_algorithm("broadcast", "direct") == "star"
     with pytest.raises(ConfigError, match="unknown algorithm 'spiral'") as unknown:
         resolve_algorithm("all_reduce", "spiral")
