@@ -502,7 +502,7 @@ def _tensors() -> Iterator[Parser]:
         ),
         lambda: [b"".join(map(bytes, encode_values([("x", {"a": [1, 2.5, "b", None, -(1 << 70)]})])))],
     )
-    for name in ("bf16+zlib", "int8", "int8:block=128", "topk", "int4+zlib"):
+    for name in ("bf16+zlib", "int8", "int8:block=128", "topk", "topk-fp32", "int4+zlib"):
         zlib = "barnraise.compression.codecs.zlib"
         yield Parser(
             f"codec-{name.translate(str.maketrans('+:=', '---'))}",
