@@ -91,3 +91,13 @@ def test_block_names_the_algorithm_of_its_calls(ours: Pool, options: dict[str, o
     results = ours.run("algorithms:in_block", world=4, options=options, **inner)
     assert all(taken == [expected] for _, taken in results), results
     assert len({str(digest) for digest, _ in results}) == 1, f"ranks hold different bits: {results}"
+
+
+@pytest.mark.parametrize("sites", [[[3, 0, 4], [1], [2]], [[1, 0], [4, 2, 3]], [[0, 1, 2, 3, 4]]])
+def test_operations_through_leaders_of_sites(ours: Pool, sites: list[list[int]]) -> None:
+    for body in ("reductions:all_reduce", "reductions:reduce", "movement:broadcast"):
+        arguments = {"dtype": "float32"}
+        ours.run("algorithms:through_sites", sites=sites, inner=body, arguments=arguments)
+    ours.run("algorithms:through_sites", sites=sites, inner="movement:barrier", arguments={})
+    arguments = {"megabytes": 1}
+    ours.run("algorithms:through_sites", sites=sites, inner="movement:large", arguments=arguments)

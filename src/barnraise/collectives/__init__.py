@@ -24,6 +24,7 @@ from barnraise.core.errors import (
 if TYPE_CHECKING:
     from barnraise.collectives.batch_norm import SyncBatchNorm
     from barnraise.collectives.c10d.create import create_group
+    from barnraise.collectives.c10d.leaders import all_reduce_by_leaders
     from barnraise.collectives.c10d.process_group import BarnraiseProcessGroup
     from barnraise.collectives.client import statistics
     from barnraise.collectives.per_call import call_options
@@ -40,6 +41,7 @@ __all__ = [
     "PeerLost",
     "SyncBatchNorm",
     "UnsupportedOperation",
+    "all_reduce_by_leaders",
     "call_options",
     "create_group",
     "statistics",
@@ -49,6 +51,7 @@ _HOMES = {
     "BarnraiseProcessGroup": "c10d.process_group",
     "BarnraiseWork": "work",
     "SyncBatchNorm": "batch_norm",
+    "all_reduce_by_leaders": "c10d.leaders",
     "call_options": "per_call",
     "create_group": "c10d.create",
     "statistics": "client",

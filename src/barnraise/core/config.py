@@ -48,7 +48,7 @@ class LinkSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Strategy = Literal["auto", "ring", "tree", "doubling", "exchange", "direct", "star", "sites", "plain"]
-RootedStrategy = Literal["auto", "ring", "tree", "direct", "star", "plain"]
+RootedStrategy = Literal["auto", "ring", "tree", "direct", "star", "sites", "plain"]
 BlockStrategy = Literal["auto", "ring", "doubling", "direct"]
 Arity = Annotated[int, Meta(ge=2, le=64)]
 TreeBelow = Annotated[int, Meta(ge=0)]

@@ -56,6 +56,16 @@ def by_level(
     return result, sorted(name for name, count in _counted().items() if count > before.get(name, 0.0))
 
 
+def through_sites(ctx: Context, sites: list[list[int]], inner: str, arguments: dict[str, Any]) -> Any:
+    """Run a body with the hierarchical algorithm of each operation that has one."""
+    ctx.group.set_sites(sites)
+    try:
+        with _forced(ctx, "sites", 1024):
+            return _run(ctx, inner, arguments)
+    finally:
+        ctx.group.set_sites(())
+
+
 def in_block(ctx: Context, options: dict[str, Any], inner: str, arguments: dict[str, Any]) -> Any:
     """Run a body in a block that names the algorithm. Return its result and the algorithms of its sums."""
     before = _counted()

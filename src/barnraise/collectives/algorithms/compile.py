@@ -43,8 +43,18 @@ ALGORITHMS: Mapping[OperationKind, Mapping[str, Compiler]] = MappingProxyType(
             "star": star.all_reduce,
             "sites": hierarchical.all_reduce,
         },
-        OperationKind.REDUCE: {"ring": ring.reduce, "tree": tree.reduce, "star": star.reduce},
-        OperationKind.BROADCAST: {"ring": ring.broadcast, "tree": tree.broadcast, "star": star.broadcast},
+        OperationKind.REDUCE: {
+            "ring": ring.reduce,
+            "tree": tree.reduce,
+            "star": star.reduce,
+            "sites": hierarchical.reduce,
+        },
+        OperationKind.BROADCAST: {
+            "ring": ring.broadcast,
+            "tree": tree.broadcast,
+            "star": star.broadcast,
+            "sites": hierarchical.broadcast,
+        },
         OperationKind.ALL_GATHER: {
             "ring": ring.all_gather,
             "doubling": recursive_doubling.all_gather,
@@ -58,7 +68,7 @@ ALGORITHMS: Mapping[OperationKind, Mapping[str, Compiler]] = MappingProxyType(
         OperationKind.ALL_TO_ALL: {"direct": direct.all_to_all},
         OperationKind.GATHER: {"star": star.gather},
         OperationKind.SCATTER: {"star": star.scatter},
-        OperationKind.BARRIER: {"doubling": recursive_doubling.barrier},
+        OperationKind.BARRIER: {"doubling": recursive_doubling.barrier, "sites": hierarchical.barrier},
     }
 )
 

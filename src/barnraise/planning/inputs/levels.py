@@ -126,7 +126,8 @@ def _check_together(levels: Levels, sync: Sync) -> None:
     for operation in ("reduce", "broadcast"):
         if getattr(levels.across, operation) != AUTO:
             raise ConfigError(
-                f"[across] sets {operation}, but the leaders of sites only use all_reduce among themselves",
+                f"[across] sets {operation}, but the leaders of sites use the shape of all_reduce "
+                "for all operations",
                 hint=f"Give all_reduce in [across], or {operation} in [inside].",
             )
     if levels.inside.codec not in (AUTO, EXACT) and not levels.across.is_open:
