@@ -10,6 +10,7 @@ from __future__ import annotations
 import hmac
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from barnraise.identity.secret import load_secret
 _CONTEXT = b"barnraise peers 1"
 _NODE_BYTES = 32
 _MAX_PORT = 65535
+_LINGER_S = 5.0
 _HINT = "Start the script on every machine, with the same peers, and check that their ports are open."
 
 _base: Path | None = None  # the state directory before the first call changed it
@@ -84,9 +86,19 @@ def exchange_nodes(
     keys = [f"peer/{other}" for other in range(len(places))]
     store.set(keys[rank], node.raw + _proof(secret, places, rank, node.raw))  # type: ignore[arg-type]  # bytes are taken too
     wait_for_ranks(store, keys, timeout_s, _HINT)
-    return tuple(
-        _proved(entry, secret, places, other) for other, entry in enumerate(read_values(store, keys))
-    )
+    entries = read_values(store, keys)
+    store.set(_read_key(rank), "1")
+    try:
+        return tuple(_proved(entry, secret, places, other) for other, entry in enumerate(entries))
+    except ProtocolError:
+        if rank == 0:  # the store ends with this process, and the others shall see the same error
+            with suppress(RuntimeError):
+                store.wait([_read_key(other) for other in range(len(places))], timedelta(seconds=_LINGER_S))
+        raise
+
+
+def _read_key(rank: int) -> str:
+    return f"read/{rank}"
 
 
 def _proved(entry: bytes, secret: bytes, places: Sequence[StaticPeer], rank: int) -> NodeId:

@@ -153,7 +153,8 @@ def test_other_secret_or_peers_are_rejected(secret: bytes, places: list[StaticPe
 
 
 @pytest.mark.parametrize("entry", [b"", b"x" * 31, b"x" * 64, b"x" * 10_000])
-def test_entry_without_proof_is_rejected(entry: bytes) -> None:
+def test_entry_without_proof_is_rejected(entry: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("barnraise.worker.init_process_group._LINGER_S", 0.01)
     store = dist.HashStore()
     store.set("peer/1", entry)  # type: ignore[arg-type]
     with pytest.raises(ProtocolError, match="rank 1"):
