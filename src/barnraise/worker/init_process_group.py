@@ -11,6 +11,7 @@ import hmac
 import os
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
@@ -18,7 +19,7 @@ import torch.distributed as dist
 
 from barnraise.collectives.rendezvous import read_values, wait_for_ranks
 from barnraise.collectives.torch_patch.autoload import register
-from barnraise.core.config import Settings, load_settings, state_path
+from barnraise.core.config import NetworkSettings, Settings, load_settings, state_path
 from barnraise.core.errors import ConfigError, ProtocolError
 from barnraise.discovery.static import StaticPeer, parse_peer
 from barnraise.identity import NodeId, NodeKey
@@ -31,8 +32,19 @@ _MAX_PORT = 65535
 _LINGER_S = 5.0
 _HINT = "Start the script on every machine, with the same peers, and check that their ports are open."
 
-_base: Path | None = None  # the state directory before the first call changed it
-_nodes: tuple[NodeId, ...] = ()
+
+@dataclass
+class _Meeting:
+    """State of all groups of this process: the settings before the first one, and one store."""
+
+    settings: Settings
+    rank: int
+    places: Sequence[StaticPeer]
+    store: dist.TCPStore | None = None
+    groups: int = 0
+
+
+_meeting: _Meeting | None = None
 
 
 def init_process_group(
@@ -48,27 +60,25 @@ def init_process_group(
     this process in it. ``secret_file``: file with at least 32 random bytes, equal on all machines; by default
     the setting `trust.secret_file`. Each machine needs its port, and the first one the next port, too.
     """
-    settings = load_settings()
-    places = _places(peers, rank, settings)
-    secret = load_secret(_secret_path(secret_file, settings))
+    meeting = _meet(_places(peers, rank), rank)
+    path = _secret_path(secret_file, meeting.settings)
+    secret = load_secret(path)
     if isinstance(timeout, int | float):
         timeout = timedelta(seconds=timeout)
-    patience = timedelta(seconds=settings.collectives.timeout_s) if timeout is None else timeout
-    directory = private_directory(_base_directory(settings) / f"peers-{places[rank].port}")
+    patience = timedelta(seconds=meeting.settings.collectives.timeout_s) if timeout is None else timeout
+    first, own = meeting.places[0], meeting.places[rank]
+    directory = private_directory(state_path(meeting.settings) / f"peers-{own.port}")
     node = NodeKey.load_or_create(directory / "node.key").id
-    store = dist.TCPStore(
-        places[0].host, places[0].port + 1, len(places), rank == 0, patience, wait_for_workers=False
-    )
-    nodes = exchange_nodes(store, rank, places, secret, node, patience.total_seconds())
-    _use(places[rank], directory, _secret_path(secret_file, settings), nodes)
+    if meeting.store is None:
+        meeting.store = dist.TCPStore(
+            first.host, first.port + 1, len(peers), rank == 0, patience, wait_for_workers=False
+        )
+    meeting.groups += 1  # all ranks make equally many
+    store = dist.PrefixStore(f"group/{meeting.groups}", meeting.store)
+    nodes = exchange_nodes(store, rank, meeting.places, secret, node, patience.total_seconds())
+    _use(own, directory, path, nodes)
     register()
-    dist.init_process_group(
-        "barnraise",
-        store=dist.PrefixStore("group", store),
-        rank=rank,
-        world_size=len(places),
-        timeout=timeout,
-    )
+    dist.init_process_group("barnraise", store=store, rank=rank, world_size=len(peers), timeout=timeout)
 
 
 def exchange_nodes(
@@ -116,7 +126,7 @@ def _proof(secret: bytes, places: Sequence[StaticPeer], rank: int, raw: bytes) -
     return hmac.digest(secret, b"\0".join((_CONTEXT, listed.encode(), str(rank).encode(), raw)), "sha256")
 
 
-def _places(peers: Sequence[str], rank: int, settings: Settings) -> list[StaticPeer]:
+def _places(peers: Sequence[str], rank: int) -> list[StaticPeer]:
     if os.environ.get("BARNRAISE_LAUNCHED"):
         raise ConfigError(
             "this process was started by `barnraise run`, which knows the machines of the run",
@@ -129,7 +139,7 @@ def _places(peers: Sequence[str], rank: int, settings: Settings) -> list[StaticP
             f"rank {rank} is not among {len(peers)} peers", hint="Use the place of this machine in the list."
         )
     try:
-        places = [parse_peer(text, settings.network.port) for text in peers]
+        places = [parse_peer(text, NetworkSettings().port) for text in peers]
     except ConfigError as error:
         raise ConfigError(f"an address of peers is wrong: {error.message}", hint=error.hint) from error
     if places[0].port == _MAX_PORT:
@@ -151,22 +161,20 @@ def _secret_path(secret_file: str | os.PathLike[str] | None, settings: Settings)
     return Path(chosen).expanduser().absolute()
 
 
-def _base_directory(settings: Settings) -> Path:
-    global _base
-    if _base is None:
-        _base = state_path(settings)
-    return _base
+def _meet(places: Sequence[StaticPeer], rank: int) -> _Meeting:
+    global _meeting
+    if _meeting is None:
+        _meeting = _Meeting(load_settings(), rank, places)
+    if (_meeting.rank, _meeting.places) != (rank, places):
+        raise ConfigError(
+            "the peers or the rank of this process have changed since its first group",
+            hint="Start a new process for other peers.",
+        )
+    return _meeting
 
 
 def _use(own: StaticPeer, directory: Path, secret_file: Path, nodes: tuple[NodeId, ...]) -> None:
-    """Set what the communication process and its listener read. They cannot change it while they run."""
-    global _nodes
-    if _nodes and set(_nodes) != set(nodes):
-        raise ConfigError(
-            "the machines of this process have changed since its first group",
-            hint="Start a new process for other machines.",
-        )
-    _nodes = nodes
+    """Set what the communication process and its listener read when they start."""
     os.environ["BARNRAISE_STATE_DIRECTORY"] = str(directory)
     os.environ["BARNRAISE_NETWORK_PORT"] = str(own.port)
     os.environ["BARNRAISE_TRUST_SECRET_FILE"] = str(secret_file)
