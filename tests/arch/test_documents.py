@@ -57,6 +57,14 @@ def test_pages_that_the_source_names_exist() -> None:
     assert sorted({(page, file.name) for page, file in named if not (ROOT / page).exists()}) == []
 
 
+def test_files_that_the_page_of_origins_names_exist() -> None:
+    text = (ROOT / "docs" / "origins.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([\w/]+\.py)`", text))
+    assert len(named) > 100, "all of them were found"
+    homes = (ROOT / "src" / "barnraise", ROOT / "tests", ROOT / "examples")
+    assert sorted(name for name in named if not any((home / name).exists() for home in homes)) == []
+
+
 @pytest.mark.parametrize(
     ("link", "is_broken"),
     [

@@ -197,7 +197,27 @@ def monitored(seconds: float, missing: bool) -> dict[str, Any]:
     if missing:
         time.sleep(seconds + 1.0)
         return described(None)
-    return outcome(lambda: _backend(dist.group.WORLD).monitored_barrier(timedelta(seconds=seconds)))
+    return outcome(lambda: dist.monitored_barrier(timeout=timedelta(seconds=seconds)))
+
+
+def waited(seconds: float, missing: bool) -> dict[str, Any]:
+    """Wait for a limited time for an operation of a group with a long timeout."""
+    if missing:
+        time.sleep(seconds + 1.0)
+        return described(None)
+    work = dist.all_reduce(torch.ones(1000), async_op=True)
+    return outcome(lambda: work.wait(timedelta(seconds=seconds)))
+
+
+def limited_call(seconds: float, missing: bool) -> dict[str, Any]:
+    """Call an operation in a block with a short timeout, in a group with a long one."""
+    from barnraise.collectives import call_options
+
+    if missing:
+        time.sleep(seconds + 1.0)
+        return described(None)
+    with call_options(timeout=seconds):
+        return outcome(lambda: dist.all_reduce(torch.ones(1000)))
 
 
 def late_operation(seconds: float, missing: bool) -> dict[str, Any]:
@@ -209,6 +229,26 @@ def late_operation(seconds: float, missing: bool) -> dict[str, Any]:
     options.timeout = timedelta(seconds=seconds)
     group = _backend(dist.group.WORLD)
     return outcome(lambda: group.allreduce([torch.ones(1000)], options).wait())
+
+
+def receive_in_vain(source: int, seconds: float) -> list[dict[str, Any]]:
+    """Receive in a block with a timeout, and wait for a limited time for a receive. No message comes."""
+    from barnraise.collectives import call_options
+
+    with call_options(timeout=seconds):
+        limited = outcome(lambda: dist.recv(torch.zeros(3), src=source))
+    work = dist.irecv(torch.zeros(3), src=source)
+    return [limited, outcome(lambda: work.wait(timedelta(seconds=seconds)))]
+
+
+def send_number(number: float, target: int) -> None:
+    dist.send(torch.full((3,), number), dst=target)
+
+
+def receive_number(source: int) -> float:
+    tensor = torch.zeros(3)
+    dist.recv(tensor, src=source)
+    return float(tensor[2])
 
 
 def make_group(place: str, rank: int, world: int, generation: int, timeout: float = 30.0) -> dict[str, Any]:

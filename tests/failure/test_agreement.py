@@ -29,7 +29,7 @@ def _check_late(end: dict[str, object], seconds: float, limit_s: float = _LATE_S
     assert limit_s - 0.1 <= seconds <= limit_s + NOTICE_S, end
 
 
-@pytest.mark.parametrize("by", ["late_operation", "monitored"])
+@pytest.mark.parametrize("by", ["late_operation", "monitored", "waited", "limited_call"])
 def test_late_rank_is_reported_late_not_lost(worker_pool: WorkerPool, four: list[Worker], by: str) -> None:
     since = time.monotonic_ns()
     for rank, worker in enumerate(four):
@@ -42,6 +42,20 @@ def test_late_rank_is_reported_late_not_lost(worker_pool: WorkerPool, four: list
     started = time.monotonic()
     assert four[_ODD].ask("one_all_reduce")["error"] == "OperationTimeout"
     assert time.monotonic() - started < NOTICE_S
+
+
+def test_receive_that_times_out_leaves_the_group_usable(four: list[Worker]) -> None:
+    limit_s = 1.0
+    limited, waited = four[0].ask("receive_in_vain", source=1, seconds=limit_s)
+    for end in (limited, waited):
+        assert end["error"] == "OperationTimeout", end
+        assert end["late"] == [1], end
+        assert "the group continues" in end["text"], end
+    # neither of the two receives takes the message that comes now
+    four[0].tell("receive_number", source=1)
+    four[1].ask("send_number", number=7.0, target=0)
+    assert four[0].answer() == 7.0
+    assert ask_all(four, "checked") == [True] * 4
 
 
 def test_group_timeout_applies_to_operations(

@@ -75,3 +75,29 @@ def test_many_operations_in_flight(ours: Pool, algorithm: str) -> None:
         inner="reductions:all_reduce_repeated",
         arguments=arguments,
     )
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"strategy": "tree", "arity": 3}, "tree"),
+        ({"strategy": "centralized"}, "star"),
+        ({"strategy": "doubling", "timeout": 100}, "doubling"),
+    ],
+)
+def test_block_names_the_algorithm_of_its_calls(ours: Pool, options: dict[str, object], expected: str) -> None:
+    sums = {"dtype": "float32", "sizes": [1000, 70_001]}
+    inner = {"inner": "reductions:all_reduce_rough", "arguments": sums}
+    results = ours.run("algorithms:in_block", world=4, options=options, **inner)
+    assert all(taken == [expected] for _, taken in results), results
+    assert len({str(digest) for digest, _ in results}) == 1, f"ranks hold different bits: {results}"
+
+
+@pytest.mark.parametrize("sites", [[[3, 0, 4], [1], [2]], [[1, 0], [4, 2, 3]], [[0, 1, 2, 3, 4]]])
+def test_operations_through_leaders_of_sites(ours: Pool, sites: list[list[int]]) -> None:
+    for body in ("reductions:all_reduce", "reductions:reduce", "movement:broadcast"):
+        arguments = {"dtype": "float32"}
+        ours.run("algorithms:through_sites", sites=sites, inner=body, arguments=arguments)
+    ours.run("algorithms:through_sites", sites=sites, inner="movement:barrier", arguments={})
+    arguments = {"megabytes": 1}
+    ours.run("algorithms:through_sites", sites=sites, inner="movement:large", arguments=arguments)

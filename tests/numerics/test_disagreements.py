@@ -45,5 +45,5 @@ def test_monitored_barrier_names_missing_ranks(ours: Pool, missing: list[int]) -
 
 
 @pytest.mark.slow
-def test_gloo_group_rejects_our_monitored_barrier(gloo: Pool) -> None:
+def test_gloo_group_keeps_its_monitored_barrier(gloo: Pool) -> None:
     gloo.run("disagreements:gloo_monitored_barrier", world=3)

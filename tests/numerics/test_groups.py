@@ -16,6 +16,18 @@ def test_new_groups_compute_right_sums(pool: Pool, body: str) -> None:
     pool.run(f"groups:{body}")
 
 
+def test_all_reduce_by_leaders_matches_one_group_and_survives_a_failure(ours: Pool) -> None:
+    outcomes = ours.run("groups:by_leaders")
+    assert outcomes[0].startswith("PeerLost: rank 1 is lost"), outcomes
+    assert outcomes[3].startswith("OperationAborted: "), outcomes
+    for member in (1, 2, 4):
+        assert outcomes[member].startswith("CollectiveError: the leader of this machine"), outcomes
+
+
+def test_all_reduce_by_leaders_refuses_wrong_calls(ours: Pool) -> None:
+    ours.run("groups:refused_by_leaders", world=1)
+
+
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("body", ["futures", "many_kinds_in_flight"])
 def test_asynchronous_operations_complete(pool: Pool, body: str, world: int) -> None:

@@ -152,7 +152,7 @@ OWN_DATA = {
     "barnraise.training.recovery.state_transfer:send_bytes": "numbers of this process",
     "barnraise.transport.ipc.local_socket:_peer_user": "the operating system",
     "barnraise.transport.listener.listener:main": "the parent process",
-    "barnraise.worker.init:_levels": "the agent of this machine",
+    "barnraise.planning.inputs.levels:decode_levels": "the agent of this machine",
     "barnraise.worker.launch.launch:_check_question": "its own request",
     "barnraise.training.record.step_trace:trace_ids": "a hash that this machine computed",
 }
@@ -503,7 +503,7 @@ def _tensors() -> Iterator[Parser]:
         ),
         lambda: [b"".join(map(bytes, encode_values([("x", {"a": [1, 2.5, "b", None, -(1 << 70)]})])))],
     )
-    for name in ("bf16+zlib", "int8", "int8:block=128", "topk", "int4+zlib"):
+    for name in ("bf16+zlib", "int8", "int8:block=128", "topk", "topk-fp32", "int4+zlib"):
         zlib = "barnraise.compression.codecs.zlib"
         yield Parser(
             f"codec-{name.translate(str.maketrans('+:=', '---'))}",

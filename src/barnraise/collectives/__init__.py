@@ -23,9 +23,11 @@ from barnraise.core.errors import (
 
 if TYPE_CHECKING:
     from barnraise.collectives.batch_norm import SyncBatchNorm
-    from barnraise.collectives.c10d.create import create_group, monitored_barrier
+    from barnraise.collectives.c10d.create import create_group
+    from barnraise.collectives.c10d.leaders import all_reduce_by_leaders
     from barnraise.collectives.c10d.process_group import BarnraiseProcessGroup
     from barnraise.collectives.client import statistics
+    from barnraise.collectives.per_call import call_options
     from barnraise.collectives.work import BarnraiseWork
 
 __all__ = [
@@ -39,8 +41,9 @@ __all__ = [
     "PeerLost",
     "SyncBatchNorm",
     "UnsupportedOperation",
+    "all_reduce_by_leaders",
+    "call_options",
     "create_group",
-    "monitored_barrier",
     "statistics",
 ]
 
@@ -48,8 +51,9 @@ _HOMES = {
     "BarnraiseProcessGroup": "c10d.process_group",
     "BarnraiseWork": "work",
     "SyncBatchNorm": "batch_norm",
+    "all_reduce_by_leaders": "c10d.leaders",
+    "call_options": "per_call",
     "create_group": "c10d.create",
-    "monitored_barrier": "c10d.create",
     "statistics": "client",
 }
 

@@ -84,6 +84,13 @@ class AbortGroup(msgspec.Struct, frozen=True, tag="abort"):
     why: str
 
 
+class CancelOperation(msgspec.Struct, frozen=True, tag="cancel"):
+    """Command to time an operation out now, because its caller does not wait any longer."""
+
+    operation: int
+    group: int
+
+
 class MapSegment(msgspec.Struct, frozen=True, tag="map"):
     """Shared segment to map.
 
@@ -127,7 +134,10 @@ class SendTo(msgspec.Struct, frozen=True, tag="send"):
 
 
 class ReceiveFrom(msgspec.Struct, frozen=True, tag="receive"):
-    """Command to receive a message; ``peer`` -1 accepts any sender."""
+    """Command to receive a message; ``peer`` -1 accepts any sender.
+
+    ``fails_alone``: without a message at its timeout, this operation fails and the group continues.
+    """
 
     operation: int
     group: int
@@ -138,6 +148,7 @@ class ReceiveFrom(msgspec.Struct, frozen=True, tag="receive"):
     offset: int
     size: int
     timeout_s: float
+    fails_alone: bool = False
 
 
 class AskStatistics(msgspec.Struct, frozen=True, tag="ask"):
@@ -148,6 +159,7 @@ Command = (
     OpenGroup
     | CloseGroup
     | AbortGroup
+    | CancelOperation
     | MapSegment
     | UnmapSegment
     | StartOperation

@@ -12,13 +12,18 @@ from functools import lru_cache, partial
 import torch
 from prometheus_client import Counter, Histogram
 
+from barnraise.collectives.algorithm_settings import (
+    settings_of_call,
+    shapes_of,
+    strategy_of_operation,
+)
 from barnraise.collectives.algorithms.compile import format_label
 from barnraise.collectives.algorithms.cost_model import AlgorithmChoice, CostTable, choose
-from barnraise.collectives.algorithms.schedule import CHAINS, StageShapes
+from barnraise.collectives.algorithms.schedule import CHAINS, OperationKind, StageShapes
 from barnraise.collectives.client import CommProcessClient
 from barnraise.collectives.failures import to_error
-from barnraise.collectives.levels import algorithm_setting, shapes_of
 from barnraise.collectives.messages import (
+    CancelOperation,
     Command,
     OperationFailed,
     OperationFinished,
@@ -29,6 +34,7 @@ from barnraise.collectives.messages import (
 )
 from barnraise.collectives.ops.chunking import Chunk, Finish
 from barnraise.collectives.ops.operation import Operation
+from barnraise.collectives.per_call import current_options
 from barnraise.collectives.shm.allocator import Block
 from barnraise.collectives.shm.arena import CopyContext, SharedArena, copy_context
 from barnraise.collectives.work import BarnraiseWork
@@ -77,7 +83,8 @@ class Submitter:
     def may_use_sites(self) -> bool:
         """Return True if sums may go through sites. This holds for compressed sums as well."""
         is_taken_apart = self._places > 1 and not self.levels.across.is_open
-        return is_taken_apart or self._settings.strategy in ("auto", "sites")
+        general = strategy_of_operation(OperationKind.ALL_REDUCE, self._settings)
+        return is_taken_apart or general in ("auto", "sites")
 
     @property
     def _places(self) -> int:
@@ -93,8 +100,8 @@ class Submitter:
         ``waits``: the caller waits at once and may read the reply itself.
         """
         self._check(call)
-        direct = waits and len(call.chunks) == 1 and self.comm_process.reserve_direct()
         choice = self._choose(call)
+        direct = waits and len(call.chunks) == 1 and self.comm_process.reserve_direct()
         algorithm = format_label(choice.algorithm, self._shapes)
         with self._lock:
             first = self._sequence
@@ -133,17 +140,23 @@ class Submitter:
             self.comm_process.release_direct()
         return work
 
-    def submit_point_to_point(self, call: Operation, peer: int, tag: int, timeout_s: float) -> BarnraiseWork:
-        """Submit a send or a receive and return its work."""
+    def submit_point_to_point(
+        self, call: Operation, peer: int, tag: int, timeout_s: float, *, fails_alone: bool = False
+    ) -> BarnraiseWork:
+        """Submit a send or a receive and return its work.
+
+        ``fails_alone``: a receive that gets no message in time leaves the group usable.
+        """
         self._check(call)
         if not 0 <= tag <= _MAX_TAG:
             raise UnsupportedOperation(f"a tag of {tag}", hint=f"Use tags from 0 to {_MAX_TAG}.")
-        kind = SendTo if call.kind == "send" else ReceiveFrom
 
         def command(_: int, chunk: Chunk, block: Block, left_s: float) -> tuple[int, Command]:
             number, code = self.comm_process.next_id(), call.element.code
             place = (block.segment, block.offset, chunk.nbytes)
-            return number, kind(number, self.group, peer, tag, code, *place, left_s)
+            if call.kind == "send":
+                return number, SendTo(number, self.group, peer, tag, code, *place, left_s)
+            return number, ReceiveFrom(number, self.group, peer, tag, code, *place, left_s, fails_alone)
 
         return self._submit(call, "direct", timeout_s, command)
 
@@ -159,16 +172,18 @@ class Submitter:
     def _choose(self, call: Operation) -> AlgorithmChoice:
         """Choose the algorithm for a whole operation, from values that are equal on all ranks."""
         settings = self._settings
+        chosen = settings_of_call(call.kind, settings, self.levels, self._places, current_options())
         size = call.agreed_bytes
         choice = choose(
             call.kind,
             size,
             self.world,
             self.table,
-            algorithm_setting(call.kind, self.levels, settings.strategy, self._places),
-            arity=settings.arity,
+            chosen.strategy,
+            arity=chosen.arity,
             limit=settings.segment_bytes,
-            plain_below=settings.tree_below_bytes,
+            plain_below=chosen.tree_below_bytes,
+            strict=chosen.is_required,
             leaders=len(self.sites) if len(self.sites) > 1 else 0,
             shapes=self._shapes,
         )
@@ -183,7 +198,9 @@ class Submitter:
         finish = None if call.finish is None else partial(_run_within, context, call.finish)
         work = BarnraiseWork(call.result, len(call.chunks), call.kind, finish)
         work.add_listener(partial(_count, call.kind, algorithm, call.staged_bytes))
-        _OperationPipeline(self, call, work, context, timeout_s, command).submit_ready()
+        pipeline = _OperationPipeline(self, call, work, context, timeout_s, command)
+        work.cancel = pipeline.cancel
+        pipeline.submit_ready()
         return work
 
 
@@ -210,6 +227,8 @@ class _OperationPipeline:
         self._submitting = False
         self._in_flight = 0
         self._bytes_in_flight = 0
+        self._operations: set[int] = set()  # numbers of the chunks in flight
+        self._is_cancelled = False
 
     def submit_ready(self) -> None:
         """Submit chunks in order while the window has room.
@@ -261,7 +280,21 @@ class _OperationPipeline:
             if not isinstance(error, Exception):  # Ctrl-C belongs to the script
                 raise
             return
+        with self._lock:
+            self._operations.add(operation)
         self._comm_process.submit(command, operation, partial(self._on_reply, chunk, block, view))
+        with self._lock:
+            is_cancelled = self._is_cancelled
+        if is_cancelled:
+            self._comm_process.send(CancelOperation(operation, self._submitter.group))
+
+    def cancel(self) -> None:
+        """Time the operation out now. Chunks that are submitted later time out at once, too."""
+        with self._lock:
+            self._is_cancelled = True
+            operations = sorted(self._operations)
+        for operation in operations:
+            self._comm_process.send(CancelOperation(operation, self._submitter.group))
 
     def _on_reply(
         self, chunk: Chunk, block: Block, view: torch.Tensor, reply: OperationFinished | OperationFailed
@@ -283,6 +316,7 @@ class _OperationPipeline:
         with self._lock:
             self._in_flight -= 1
             self._bytes_in_flight -= chunk.nbytes
+            self._operations.discard(reply.operation)
         self.submit_ready()
 
     def _fail(self, error: BaseException, how: str) -> None:

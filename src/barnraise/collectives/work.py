@@ -20,6 +20,8 @@ from barnraise.core.errors import CollectiveError, OperationTimeout
 
 Result = list[torch.Tensor]
 
+_CANCEL_S = 10.0  # for the reply of the communication process, whose own silence ends sooner
+
 
 class BarnraiseWork(dist.Work):
     """One operation, made of one or more chunks. The reader thread completes it; any thread may query it."""
@@ -45,6 +47,7 @@ class BarnraiseWork(dist.Work):
         self._source = -1
         self._listeners: list[Callable[[BarnraiseWork], None]] = []
         self._reading = threading.Lock()
+        self.cancel: Callable[[], None] | None = None  # times the operation out now
         self.read_reply: Callable[[Callable[[], bool], float | None], None] | None = None
         self.submitted_at_ns = time.monotonic_ns()
         self.finished_at_ns: int | None = None
@@ -96,7 +99,7 @@ class BarnraiseWork(dist.Work):
                 self._done_event.set()
             base = self._base
             listeners, self._listeners = self._listeners, []
-            self._finish = None
+            self._finish = self.cancel = None  # what they refer to may refer to this work
         if base is not None:
             completion_thread.completion_threads.submit(lambda: base.set_result(None))
         for listener in listeners:
@@ -124,17 +127,30 @@ class BarnraiseWork(dist.Work):
         return self._source
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait until the work is complete, and raise its error. A timeout here cancels nothing."""
+        """Wait until the work is complete, and raise its error.
+
+        At the timeout the operation is cancelled. A receive without a message ends alone. Any other operation
+        ends the group, as at a timeout of its own.
+        """
         seconds = timeout.total_seconds() if timeout is not None and timeout > timedelta(0) else None
-        self.poll_reply(seconds)
-        if not self._is_done and not self._event().wait(seconds):
-            raise OperationTimeout(
-                f"{self._what} is not complete after {seconds:g} s; it continues",
-                hint="Wait again, or abort the group.",
-            )
+        if not self._wait_until_done(seconds):
+            cancel = self.cancel
+            if cancel is not None:
+                cancel()
+            if not self._wait_until_done(0.0 if cancel is None else _CANCEL_S):
+                raise OperationTimeout(
+                    f"{self._what} is not complete after {seconds:g} s, and was not cancelled",
+                    hint="Abort the group.",
+                )
         if self._error is not None:
             raise self._error.with_traceback(None)  # it may be raised many times: drop the earlier tracebacks
         return True
+
+    def _wait_until_done(self, seconds: float | None) -> bool:
+        deadline = None if seconds is None else time.monotonic() + seconds
+        self.poll_reply(seconds)
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        return self._is_done or self._event().wait(left)
 
     def synchronize(self) -> None:
         self.wait()
@@ -195,9 +211,18 @@ def join_works(works: Sequence[BarnraiseWork], result: Result) -> BarnraiseWork:
 
     for work in works:
         work.add_listener(ended)
+    if works:
+        joined.cancel = lambda: _cancel_all(works)
     if any(work.read_reply is not None for work in works):
         joined.read_reply = lambda _, seconds: _read_all(works, seconds)
     return joined
+
+
+def _cancel_all(works: Sequence[BarnraiseWork]) -> None:
+    for work in works:
+        cancel = work.cancel
+        if cancel is not None:
+            cancel()
 
 
 def _read_all(works: Sequence[BarnraiseWork], seconds: float | None) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import os
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -48,20 +48,61 @@ class LinkSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Strategy = Literal["auto", "ring", "tree", "doubling", "exchange", "direct", "star", "sites", "plain"]
+RootedStrategy = Literal["auto", "ring", "tree", "direct", "star", "sites", "plain"]
+BlockStrategy = Literal["auto", "ring", "doubling", "direct"]
+Arity = Annotated[int, Meta(ge=2, le=64)]
+TreeBelow = Annotated[int, Meta(ge=0)]
+# Strategies that may build a tree, so that an arity has an effect.
+TREE_STRATEGIES = frozenset({"auto", "plain", "tree", "sites"})
+
+
+class AllReduceSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of all-reduce. None: as for all operations."""
+
+    strategy: Strategy | None = None
+    arity: Arity | None = None
+    tree_below_bytes: TreeBelow | None = None
+
+
+class ReduceSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of reduce. None: as for all operations."""
+
+    strategy: RootedStrategy | None = None
+    arity: Arity | None = None
+    tree_below_bytes: TreeBelow | None = None
+
+
+class BroadcastSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of broadcast. None: as for all operations."""
+
+    strategy: RootedStrategy | None = None
+    arity: Arity | None = None
+    tree_below_bytes: TreeBelow | None = None
+
+
+class BlockSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of all-gather or of reduce-scatter. None: as for all operations."""
+
+    strategy: BlockStrategy | None = None
 
 
 class CollectiveSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of collective operations such as all-reduce."""
 
     strategy: Strategy = "auto"
-    arity: Annotated[int, Meta(ge=2, le=64)] = 2
-    tree_below_bytes: Annotated[int, Meta(ge=0)] = 1024 * 1024
-    timeout_s: Seconds = 60.0
+    arity: Arity = 2
+    tree_below_bytes: TreeBelow = 1024 * 1024
+    timeout_s: Seconds = 1800.0
     segment_bytes: Annotated[int, Meta(ge=1024, le=1024 * 1024)] = 1024 * 1024
     staging: Literal["host", "refuse"] = "host"
     arena_bytes: Annotated[int, Meta(ge=1024 * 1024)] = 1024 * 1024 * 1024
     cost_latency_us: Annotated[float, Meta(gt=0, le=1e8)] | None = None
     cost_bandwidth_mbps: Annotated[float, Meta(gt=0, le=1e8)] | None = None
+    all_reduce: AllReduceSettings = AllReduceSettings()
+    reduce: ReduceSettings = ReduceSettings()
+    broadcast: BroadcastSettings = BroadcastSettings()
+    all_gather: BlockSettings = BlockSettings()
+    reduce_scatter: BlockSettings = BlockSettings()
 
 
 class TrustSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,10 +199,16 @@ class _Given(msgspec.Struct, frozen=True):
     base: Path | None = None
 
 
-_SECTIONS: Mapping[str, type[msgspec.Struct]] = {
+# A section inside another one comes after it.
+_SECTIONS: dict[str, type[msgspec.Struct]] = {
     "network": NetworkSettings,
     "link": LinkSettings,
     "collectives": CollectiveSettings,
+    "collectives.all_reduce": AllReduceSettings,
+    "collectives.reduce": ReduceSettings,
+    "collectives.broadcast": BroadcastSettings,
+    "collectives.all_gather": BlockSettings,
+    "collectives.reduce_scatter": BlockSettings,
     "trust": TrustSettings,
     "runs": RunSettings,
     "contributing": ContributorSettings,
@@ -175,13 +222,19 @@ _TYPES: Mapping[str, Any] = {
     f"{section}.{key}": hint
     for section, struct in _SECTIONS.items()
     for key, hint in get_type_hints(struct, include_extras=True).items()
+    if f"{section}.{key}" not in _SECTIONS
 }
 _PATHS = frozenset({"trust.secret_file", "state.directory", "runs.huggingface_cache"})
 _VARIABLES: Mapping[str, str] = {ENVIRONMENT_PREFIX + name.replace(".", "_").upper(): name for name in _TYPES}
 
 
+def strategy_name(name: str) -> str:
+    """Return the own name of a strategy: the star has two other ones."""
+    return "star" if name in ("centralised", "centralized") else name
+
+
 def setting_names() -> tuple[str, ...]:
-    """Return every setting as ``section.key``, in the order of the documentation."""
+    """Return every setting with its section, such as ``network.port``, in the order of the documentation."""
     return tuple(_TYPES)
 
 
@@ -218,12 +271,7 @@ def resolve_settings(
         **_from_overrides(overrides or {}),
     }
     values = {name: _convert(name, item) for name, item in given.items()}
-    settings = Settings(
-        **{
-            section: struct(**{key: values[f"{section}.{key}"] for key in _keys(section, values)})
-            for section, struct in _SECTIONS.items()
-        }  # type: ignore[arg-type]
-    )
+    settings = _build(values)
     origins = {name: given[name].origin if name in given else "default" for name in _TYPES}
     _check_together(settings, origins)
     return ResolvedSettings(settings=settings, origins=origins)
@@ -253,11 +301,21 @@ def state_directory(settings: Settings) -> Path:
     return directory
 
 
-def _keys(section: str, values: Mapping[str, object]) -> Iterator[str]:
-    for name in values:
-        owner, _, key = name.partition(".")
-        if owner == section:
-            yield key
+def _build(values: Mapping[str, object]) -> Settings:
+    built: dict[str, Any] = {}
+    for section, struct in reversed(_SECTIONS.items()):  # inner sections first
+        inner = {_key(name): each for name, each in built.items() if _section(name) == section}
+        own = {_key(name): value for name, value in values.items() if _section(name) == section}
+        built[section] = struct(**inner, **own)
+    return Settings(**{section: built[section] for section in Settings.__struct_fields__})
+
+
+def _section(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def _key(name: str) -> str:
+    return name.rpartition(".")[2]
 
 
 def _from_file(path: Path | None, variables: Mapping[str, str]) -> dict[str, _Given]:
@@ -335,20 +393,27 @@ def _flatten(document: Mapping[str, object], place: str) -> Iterator[tuple[str, 
                 f"{place} has the unknown section [{section}]",
                 hint=f"Remove it{_did_you_mean(section, list(_SECTIONS))}.",
             )
-        if not isinstance(table, Mapping):
-            raise ConfigError(
-                f"{place}: {section!r} must be a section of settings, not a value",
-                hint=f"Write [{section}] on a line of its own and the settings below it.",
-            )
-        for key, value in table.items():
-            name = f"{section}.{key}"
-            if name not in _TYPES:
-                known = [known.partition(".")[2] for known in _TYPES if known.startswith(f"{section}.")]
-                raise ConfigError(
-                    f"{place}: [{section}] has the unknown setting {key!r}",
-                    hint=f"Remove it{_did_you_mean(str(key), known)}.",
-                )
+        yield from _flatten_section(section, table, place)
+
+
+def _flatten_section(section: str, table: object, place: str) -> Iterator[tuple[str, object]]:
+    if not isinstance(table, Mapping):
+        raise ConfigError(
+            f"{place}: {section!r} must be a section of settings, not a value",
+            hint=f"Write [{section}] on a line of its own and the settings below it.",
+        )
+    for key, value in table.items():
+        name = f"{section}.{key}"
+        if name in _SECTIONS:
+            yield from _flatten_section(name, value, place)
+        elif name in _TYPES:
             yield name, value
+        else:
+            known = [_key(each) for each in (*_TYPES, *_SECTIONS) if _section(each) == section]
+            raise ConfigError(
+                f"{place}: [{section}] has the unknown setting {key!r}",
+                hint=f"Remove it{_did_you_mean(str(key), known)}.",
+            )
 
 
 def _did_you_mean(word: str, known: list[str]) -> str:
@@ -363,17 +428,25 @@ def _convert(name: str, given: _Given) -> object:
         value = _read_text(name, value)
     elif isinstance(value, os.PathLike):
         value = os.fspath(value)
+    if name.endswith(".strategy") and isinstance(value, str):
+        value = strategy_name(value)
     try:
         converted: object = msgspec.convert(value, hint, strict=not given.from_text)
     except (msgspec.ValidationError, UnicodeEncodeError) as error:
         reason = _plain(str(error)) if isinstance(error, msgspec.ValidationError) else "it is not valid text"
-        if get_origin(hint) is Literal:
-            reason = f"expected one of {', '.join(get_args(hint))}"
+        if choices := _choices(hint):
+            reason = f"expected one of {', '.join(choices)}"
         raise ConfigError(f"{name} ({given.origin}) has the wrong value {given.value!r}: {reason}") from error
     if name in _PATHS and isinstance(converted, str):
         location = Path(converted).expanduser()
         return str(Path(os.path.abspath((given.base or Path()) / location)))
     return converted
+
+
+def _choices(hint: Any) -> tuple[str, ...]:
+    """Return the words that a setting may be, or none if it is not a choice of words."""
+    literals = [part for part in (hint, *get_args(hint)) if get_origin(part) is Literal]
+    return get_args(literals[0]) if literals else ()
 
 
 def _read_text(name: str, text: str) -> object:
@@ -426,10 +499,36 @@ def _check_together(settings: Settings, origins: Mapping[str, str]) -> None:
             "collectives.segment_bytes",
             "Raise arena_bytes or lower segment_bytes.",
         )
+    for operation in ("all_reduce", "reduce", "broadcast"):
+        _check_tree(collectives, operation, fail)
     if (collectives.cost_latency_us is None) != (collectives.cost_bandwidth_mbps is None):
         fail(
             "only one of cost_latency_us and cost_bandwidth_mbps is given",
             "collectives.cost_latency_us",
             "collectives.cost_bandwidth_mbps",
             "Give both, or neither to have the links measured.",
+        )
+
+
+def _check_tree(
+    collectives: CollectiveSettings, operation: str, fail: Callable[[str, str, str, str], None]
+) -> None:
+    """Check that settings of a tree have an effect on this operation."""
+    own: AllReduceSettings | ReduceSettings | BroadcastSettings = getattr(collectives, operation)
+    strategy = own.strategy or collectives.strategy
+    place = f"collectives.{operation}"
+    source = f"{place}.strategy" if own.strategy else "collectives.strategy"
+    if own.arity is not None and strategy not in TREE_STRATEGIES:
+        fail(
+            f"the strategy {strategy!r} of {operation} builds no tree, so its arity would have no effect",
+            f"{place}.arity",
+            source,
+            f"Remove the arity, or choose one of {', '.join(sorted(TREE_STRATEGIES))}.",
+        )
+    if own.tree_below_bytes is not None and strategy != "plain":
+        fail(
+            f"the strategy {strategy!r} of {operation} does not look at tree_below_bytes",
+            f"{place}.tree_below_bytes",
+            source,
+            f'Write strategy = "plain" in [{place}], or remove tree_below_bytes.',
         )

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Literal
-
-import msgspec
+from typing import Literal
 
 from barnraise.agent_client.metrics.reporter import start_reporter
 from barnraise.core.errors import ConfigError, HubError
 from barnraise.core.flow.console_log import install_console_log
 from barnraise.core.installation import install_hint
-from barnraise.planning import Levels, read_levels
-from barnraise.planning.inputs.codecs import CHOOSABLE
-from barnraise.planning.inputs.levels import OPEN, VARIABLE
+from barnraise.planning.inputs.levels import VARIABLE, decode_levels
 from barnraise.training.autotune.profiler import is_dry_run
 from barnraise.training.autotune.tuner import SyncMode
 from barnraise.training.device_placement import count_device_memory, device_of_worker
@@ -63,7 +59,7 @@ def init(
     if wish is None:
         raise ConfigError(f"there is no sync {named!r}", hint="Take 'exact', 'auto' or a barnraise.Sync.")
     wish = "exact" if is_dry_run() else wish
-    levels = _levels()
+    levels = decode_levels(os.environ.get(VARIABLE, ""))
     manager: GroupManager = SingleWorkerManager() if place is None else AgentGroupManager(place, levels)
     return Session(
         manager,
@@ -77,20 +73,6 @@ def init(
         parameter_server=parameter_server,
         is_site=is_site,
     )
-
-
-def _levels() -> Levels:
-    """Return the levels of this run; the command line has checked them against ``--sync``."""
-    text = os.environ.get(VARIABLE)
-    if not text:
-        return OPEN
-    try:
-        document = msgspec.json.decode(text, type=dict[str, Any])
-    except msgspec.DecodeError as error:
-        raise ConfigError(
-            f"{VARIABLE} is no JSON object: {error}", hint="Use `barnraise run --levels levels.toml`."
-        ) from error
-    return read_levels(document, [codec.name for codec in CHOOSABLE], "auto")
 
 
 def _hub(*, is_site: bool) -> ParameterServer | None:

@@ -8,8 +8,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import msgspec
+import torch.distributed as dist
 
+from barnraise.collectives import call_options
 from barnraise.core import metrics
+from barnraise.core.errors import UnsupportedOperation
 from barnraise.planning import Levels, read_levels
 from tests.numerics.harness.worker import Context
 
@@ -50,6 +53,31 @@ def by_level(
     finally:
         ctx.group.set_sites(())
         ctx.group.set_levels(Levels())
+    return result, sorted(name for name, count in _counted().items() if count > before.get(name, 0.0))
+
+
+def through_sites(ctx: Context, sites: list[list[int]], inner: str, arguments: dict[str, Any]) -> Any:
+    """Run a body with the hierarchical algorithm of each operation that has one."""
+    ctx.group.set_sites(sites)
+    try:
+        with _forced(ctx, "sites", 1024):
+            return _run(ctx, inner, arguments)
+    finally:
+        ctx.group.set_sites(())
+
+
+def in_block(ctx: Context, options: dict[str, Any], inner: str, arguments: dict[str, Any]) -> Any:
+    """Run a body in a block that names the algorithm. Return its result and the algorithms of its sums."""
+    before = _counted()
+    with call_options(**options):
+        result = _run(ctx, inner, arguments)
+        refusal = ""
+        try:
+            dist.barrier(group=ctx.group)
+        except UnsupportedOperation as error:
+            refusal = str(error)
+        ctx.check("barrier has no algorithm" in refusal, f"a barrier in the block: {refusal!r}")
+    dist.barrier(group=ctx.group)
     return result, sorted(name for name, count in _counted().items() if count > before.get(name, 0.0))
 
 

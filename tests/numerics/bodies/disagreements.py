@@ -107,22 +107,18 @@ def raises_everywhere(ctx: Context, case: str) -> str:
 
 
 def monitored_barrier_passes(ctx: Context) -> None:
-    from barnraise.collectives import monitored_barrier
-
     for _ in range(3):
-        monitored_barrier(ctx.group, timedelta(seconds=50))
+        dist.monitored_barrier(ctx.group, timedelta(seconds=50))
 
 
 def monitored_barrier_names(ctx: Context, missing: list[int]) -> str:
     """Check that all ranks but the missing ones get an error that names them."""
-    from barnraise.collectives import monitored_barrier
-
     group = dist.new_group(list(range(ctx.world)), timeout=timedelta(seconds=50))
     dist.barrier(group=ctx.group)
     message = ""
     if ctx.rank not in missing:
         try:
-            monitored_barrier(group, timedelta(seconds=4))
+            dist.monitored_barrier(group, timedelta(seconds=4))
         except Exception as error:
             message = str(error)
     dist.barrier(group=ctx.group)

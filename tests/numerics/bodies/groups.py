@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
+from barnraise.collectives import all_reduce_by_leaders
+from barnraise.core.errors import CollectiveError, UnsupportedOperation
 from tests.numerics.harness import values
 from tests.numerics.harness.worker import Context
 
@@ -108,3 +110,40 @@ def many_kinds_in_flight(ctx: Context) -> None:
     ctx.check(torch.equal(gathered, torch.arange(float(world)).repeat_interleave(5)), "all_gather")
     wanted = _summed(members, 2, 11 * world)[rank * 11 : (rank + 1) * 11]
     ctx.check(torch.equal(scattered, wanted), "reduce_scatter")
+
+
+def by_leaders(ctx: Context) -> str:
+    """Gloo inside two machines, ours between their leaders; then one leader has given its group up."""
+    machines = [[0, 1, 2], [3, 4]]
+    inside = [dist.new_group(ranks, backend="gloo") for ranks in machines][ctx.rank > 2]
+    across = dist.new_group([ranks[0] for ranks in machines])
+    leads = dist.get_rank(inside) == 0
+    for call, operation in enumerate(("SUM", "MAX", "PRODUCT")):
+        tensor = values.inputs("float32", operation, 4099, ctx.rank, call)
+        op = getattr(dist.ReduceOp, operation)
+        all_reduce_by_leaders(tensor, inside, across if leads else None, op)
+        wanted = values.inputs("float32", operation, 4099, ctx.rank, call)
+        dist.all_reduce(wanted, op=op, group=ctx.group)
+        ctx.check(values.same_bits(tensor, wanted), f"{operation} by leaders differs from that of one group")
+    if ctx.rank == 3:
+        across.abort()
+    try:
+        all_reduce_by_leaders(torch.ones(5), inside, across if leads else None)
+        outcome = "no error"
+    except CollectiveError as error:
+        outcome = f"{type(error).__name__}: {error.message}"
+    dist.barrier(group=ctx.group)
+    dist.destroy_process_group(inside)
+    if leads:
+        dist.destroy_process_group(across)
+    return outcome
+
+
+def refused_by_leaders(ctx: Context) -> None:
+    for op, across in ((dist.ReduceOp.AVG, ctx.group), (dist.ReduceOp.SUM, None)):
+        refusal = ""
+        try:
+            all_reduce_by_leaders(torch.ones(5), ctx.group, across, op)
+        except UnsupportedOperation as error:
+            refusal = str(error)
+        ctx.check(bool(refusal), f"{op} with {across} was accepted")

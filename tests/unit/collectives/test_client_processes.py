@@ -17,6 +17,7 @@ from tests.arch.source_tree import ROOT, SOURCE
 
 _PRELUDE = """
 import gc, os, signal, sys, time
+from datetime import timedelta
 import torch, torch.distributed as dist
 from barnraise import collectives
 from barnraise.collectives.client import current_comm_process
@@ -129,6 +130,28 @@ print("right")
     assert code == 0
 
 
+def test_configured_timeout_holds_where_the_script_gives_none(environment: dict[str, str]) -> None:
+    out, err, code = _run(
+        environment | {"BARNRAISE_COLLECTIVES_TIMEOUT_S": "1.5"},
+        """
+dist.init_process_group("barnraise", store=dist.HashStore(), rank=0, world_size=1)
+def seconds(**options):
+    chosen = dist.new_group([0], **options)
+    started = time.monotonic()
+    try:
+        dist.recv(torch.zeros(3), tag=7, group=chosen)
+    except collectives.OperationTimeout:
+        return time.monotonic() - started
+print(1.4 < seconds() < 60, 1.4 < seconds(timeout=timedelta(minutes=30)) < 60)
+print(seconds(timeout=timedelta(seconds=3)) > 2.9)
+dist.destroy_process_group()
+""",
+    )
+    assert err == ""
+    assert out.split()[1:] == ["True"] * 3
+    assert code == 0
+
+
 def test_future_callback_may_wait_for_another_operation(environment: dict[str, str]) -> None:
     out, err, code = _run(
         environment,
@@ -139,7 +162,7 @@ def chained(future):
 work = group.allreduce([torch.ones(3)])
 futures = [group.allreduce([torch.ones(3) * i]).get_future().then(chained) for i in range(8)]
 print([future.wait()[0].item() for future in futures] == [2.0 * i for i in range(8)])
-collectives.monitored_barrier(group, 60)
+dist.monitored_barrier(group, timedelta(seconds=60))
 counters = collectives.statistics()["counters"]
 print(counters["barnraise_comm_operations_total"] >= 17, "barnraise_wire_sent_bytes_total" in counters)
 from barnraise.core import metrics

@@ -12,11 +12,19 @@ import torch
 import torch.distributed as dist
 
 from barnraise.collectives.algorithms.cost_model import CostTable
-from barnraise.collectives.c10d.create import monitored_barrier
 from barnraise.collectives.c10d.operations import OpenedGroup
 from barnraise.collectives.c10d.process_group import BarnraiseProcessGroup
-from barnraise.collectives.messages import AbortGroup, Command, Failure, ReceiveFrom, SendTo, StartOperation
+from barnraise.collectives.messages import (
+    AbortGroup,
+    CancelOperation,
+    Command,
+    Failure,
+    ReceiveFrom,
+    SendTo,
+    StartOperation,
+)
 from barnraise.collectives.ops import chunking, operation, reduction
+from barnraise.collectives.per_call import call_options
 from barnraise.collectives.shm.arena import SharedArena
 from barnraise.collectives.submit import Submitter
 from barnraise.collectives.torch_patch.torch_version import warn_if_untested
@@ -27,7 +35,6 @@ from barnraise.core.errors import (
     CommProcessLost,
     OperationTimeout,
     PeerLost,
-    UnsupportedOperation,
 )
 from barnraise.core.flow import log_once
 from barnraise.core.installation import is_tested
@@ -181,6 +188,37 @@ def test_timeout_names_late_ranks(comm_process: FakeCommProcess, submitter: Subm
     with pytest.raises(OperationTimeout) as caught:
         work.wait()
     assert caught.value.late == (1,)
+
+
+def test_cancelled_operation_times_out_all_its_chunks(
+    comm_process: FakeCommProcess, submitter: Submitter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("barnraise.collectives.submit._WINDOW_BYTES", 0)
+    work = submitter.submit_collective(reduction.all_reduce(torch.ones(5 * MB), SUM, 2), 60)
+    in_flight = [number for _, number, _ in comm_process.pending]
+    assert len(in_flight) == 2
+    assert work.cancel is not None
+    work.cancel()
+    assert comm_process.sent == [CancelOperation(number, 77) for number in in_flight]
+    comm_process.finish()  # before it was cancelled there
+    assert comm_process.sent[2:] == [CancelOperation(comm_process.pending[-1][1], 77)]
+    comm_process.fail(Failure("operation-timeout", "rank 1 is late", late=(1,)))
+    with pytest.raises(OperationTimeout):
+        work.wait()
+    comm_process.fail(Failure("operation-timeout", "rank 1 is late", late=(1,)))
+    assert comm_process.pending == []
+
+
+def test_block_gives_its_calls_a_timeout(comm_process: FakeCommProcess, submitter: Submitter) -> None:
+    group = BarnraiseProcessGroup(OpenedGroup(0, 2, submitter), 60)
+    with call_options(timeout=5):
+        group.allreduce([torch.ones(2)])
+        group.recv([torch.zeros(2)], 1)
+    group.recv([torch.zeros(2)], 1)
+    commands = [command for command, _, _ in comm_process.pending]
+    assert [command.timeout_s > 5 for command in commands] == [False, False, True]  # type: ignore[union-attr]
+    receives = [command for command in commands if isinstance(command, ReceiveFrom)]
+    assert [receive.fails_alone for receive in receives] == [True, False]
 
 
 def _broken_call(where: str) -> operation.Operation:
@@ -338,11 +376,6 @@ def test_coalesced_operations_complete_as_one_work(
     comm_process.finish()
     assert whole.wait()
     assert len(whole.result()) == 2
-
-
-def test_monitored_barrier_rejects_other_backends() -> None:
-    with pytest.raises(UnsupportedOperation, match="barnraise"):
-        monitored_barrier()
 
 
 def test_forked_child_gets_error_about_its_parent(

@@ -83,14 +83,29 @@ def test_repeatedly_raised_error_keeps_short_traceback() -> None:
     assert depth < 5
 
 
-def test_wait_timeout_does_not_cancel_work() -> None:
+def test_wait_timeout_cancels_work() -> None:
     work = _work()
-    with pytest.raises(OperationTimeout, match="it continues"):
+    work.cancel = lambda: work.fail(OperationTimeout("rank 1 is late", late=(1,)))
+    with pytest.raises(OperationTimeout, match="rank 1 is late"):
         work.wait(timedelta(milliseconds=10))
-    assert not work.is_completed()
-    assert work.exception() is None
-    work.complete_chunk(1)
+    assert work.is_completed()
+    assert work.cancel is None
+
+
+def test_work_that_completes_while_it_is_cancelled_succeeds() -> None:
+    work = _work()
+    work.cancel = lambda: work.complete_chunk(1)
+    assert work.wait(timedelta(milliseconds=10))
     assert work.wait(timedelta(0))
+
+
+def test_wait_timeout_is_raised_if_cancelling_has_no_effect(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("barnraise.collectives.work._CANCEL_S", 0.01)
+    work, calls = _work(), []
+    work.cancel = lambda: calls.append(1)
+    with pytest.raises(OperationTimeout, match="was not cancelled"):
+        work.wait(timedelta(milliseconds=10))
+    assert calls == [1]
 
 
 def test_listeners_are_called_once_early_or_late() -> None:
@@ -140,6 +155,14 @@ def test_join_works_completes_with_last_or_first_failure() -> None:
     with pytest.raises(PeerLost):
         failing.wait()
     assert join_works([], []).wait()
+
+
+def test_wait_timeout_of_joined_works_cancels_open_parts() -> None:
+    complete, broken = _work(), _work()
+    complete.complete_chunk(1)
+    broken.cancel = lambda: broken.fail(OperationTimeout("rank 1 is late", late=(1,)))
+    with pytest.raises(OperationTimeout, match="rank 1 is late"):
+        join_works([complete, broken], []).wait(timedelta(milliseconds=10))
 
 
 def test_completion_threads_exit_when_idle_and_survive_failures() -> None:

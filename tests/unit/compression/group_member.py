@@ -34,7 +34,10 @@ from barnraise.core.errors import BarnraiseError
 from tests.unit.forked import fork_all
 
 WORLD = 4
-CODECS = ("fp32", "fp16", "bf16", "int8", "int4", "topk", "randomk:every=8", "int4+zlib", "topk+zlib")
+CODECS = (
+    *("fp32", "fp16", "bf16", "int8", "int4", "topk", "randomk:every=8", "int4+zlib", "topk+zlib"),
+    "topk-fp32",
+)
 LONG = ("fp32", "int4", "topk:k=128,block=1024", "powersgd:rank=1")
 HOOKS = ("int8", "topk:k=256,block=1024", "powersgd:rank=2")
 SITES = {"even": [[0, 1], [2, 3]], "uneven": [[2, 0, 3], [1]], "three": [[3], [0, 2], [1]]}

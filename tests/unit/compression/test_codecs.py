@@ -14,7 +14,8 @@ from barnraise.core.errors import CollectiveError, ProtocolError, UnsupportedOpe
 NAMES = (
     *("fp32", "fp16", "bf16", "int8", "int8:block=6", "int4", "int4:block=10", "topk", "topk:k=3,block=17"),
     *("topk:k=5,block=5", "randomk:every=7", "fp32+zlib", "bf16+zlib", "int8+zlib", "int4+zlib"),
-    *("topk:k=3,block=17+zlib", "randomk:every=3+zlib"),
+    *("topk:k=3,block=17+zlib", "randomk:every=3+zlib", "topk-fp32", "topk-fp32:ratio=0.2,block=17"),
+    *("topk-fp32:k=5,block=5", "topk-fp32:k=3,block=17+zlib"),
 )
 ROUND = CodecRound("layer.weight", 3)
 SMALLEST = 2.0**-100
@@ -86,6 +87,20 @@ def test_topk_keeps_largest_magnitudes(values: torch.Tensor) -> None:
         assert bool((decoded_block.sign() * block.sign() >= 0).all())
         assert float(decoded_block.abs().max()) <= float(block.abs().max()) * (1 + 2.0**-8)
         assert float((decoded_block - block).norm()) <= float(block.norm()) * (1 + 2.0**-7)
+
+
+@settings(max_examples=60, deadline=None)
+@given(tensors())
+def test_topk_fp32_keeps_a_share_without_rounding(values: torch.Tensor) -> None:
+    decoded = through(codec_of("topk-fp32:ratio=0.2,block=20"), values)
+    for block, decoded_block in zip(values.split(20), decoded.split(20), strict=True):
+        k = -(-4 * block.numel() // 20)
+        is_kept = decoded_block != 0
+        assert torch.equal(decoded_block[is_kept], block[is_kept])
+        assert int(is_kept.sum()) == min(k, int((block != 0).sum()))
+        if block.numel():
+            smallest = block.abs().topk(k).values[-1]
+            assert bool((block[is_kept].abs() >= smallest).all())
 
 
 def test_topk_with_two_magnitudes_is_exact_and_prefers_first() -> None:

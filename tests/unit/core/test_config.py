@@ -4,6 +4,7 @@ import os
 import re
 import stat
 import sys
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,7 @@ def test_load_settings_without_sources_returns_defaults() -> None:
     assert settings == Settings()
     assert (settings.network.port, settings.network.discovery_port) == (52416, 52415)
     assert (settings.network.retries, settings.network.connect_timeout_s) == (3, 5.0)
-    assert (settings.collectives.tree_below_bytes, settings.collectives.timeout_s) == (1 << 20, 60.0)
+    assert (settings.collectives.tree_below_bytes, settings.collectives.timeout_s) == (1 << 20, 1800.0)
     assert settings.network.encryption == "tls"
 
 
@@ -57,6 +58,25 @@ def test_argument_beats_environment_beats_file_beats_default(tmp_path: Path) -> 
 def test_environment_names_config_file(tmp_path: Path) -> None:
     file = write(tmp_path, "[link]\nsilence_s = 9\n")
     assert load_settings(environ={"BARNRAISE_CONFIG": str(file)}).link.silence_s == 9.0
+
+
+def test_section_inside_a_section_comes_from_all_sources(tmp_path: Path) -> None:
+    text = '[collectives]\nstrategy = "ring"\n[collectives.reduce]\nstrategy = "tree"\narity = 3\n'
+    file = write(tmp_path, text)
+    variables = {"BARNRAISE_COLLECTIVES_REDUCE_ARITY": "4", "BARNRAISE_COLLECTIVES_ALL_REDUCE_STRATEGY": "plain"}
+    nested = {"collectives": {"broadcast": {"strategy": "star"}}}
+    for more in (nested, {"collectives.broadcast.strategy": "star"}):
+        chosen = load_settings(file, variables, more).collectives
+        assert (chosen.strategy, chosen.reduce.strategy, chosen.reduce.arity) == ("ring", "tree", 4)
+        assert (chosen.all_reduce.strategy, chosen.broadcast.strategy) == ("plain", "star")
+        assert chosen.all_gather.strategy is None
+
+
+@pytest.mark.parametrize("name", ["star", "centralised", "centralized"])
+def test_star_has_three_names(tmp_path: Path, name: str) -> None:
+    file = write(tmp_path, f'[collectives]\nstrategy = "{name}"\n[collectives.reduce]\nstrategy = "{name}"\n')
+    chosen = load_settings(file, {"BARNRAISE_COLLECTIVES_BROADCAST_STRATEGY": name}).collectives
+    assert {chosen.strategy, chosen.reduce.strategy, chosen.broadcast.strategy} == {"star"}
 
 
 def test_overrides_may_be_nested() -> None:
@@ -98,6 +118,19 @@ def test_environment_text_becomes_typed_value(
         ('[network]\nencryption = "none"\n', r"network\.encryption .*one of tls, plaintext"),
         ('[network]\naddresses = ["10.0.0.1", ""]\n', r"network\.addresses .*item \[1\]"),
         ('[collectives]\nstrategy = "rng"\n', r"collectives\.strategy .*auto, ring, tree"),
+        ('[collectives.broadcast]\nstrategy = "doubling"\n', r"broadcast\.strategy .*auto, ring, tree, dir"),
+        ('[collectives.all_gather]\narity = 3\n', r"\[collectives\.all_gather\] has the unknown setting 'arity'"),
+        ('[collectives.all_reduc]\narity = 3\n', r"unknown setting 'all_reduc'[\s\S]*'all_reduce'"),
+        ("[collectives]\nreduce = 3\n", r"'collectives\.reduce' must be a section"),
+        (
+            '[collectives.reduce]\narity = 3\nstrategy = "ring"\n',
+            r"'ring' of reduce builds no tree.*collectives\.reduce\.arity: .*collectives\.reduce\.strategy: ",
+        ),
+        (
+            '[collectives]\nstrategy = "star"\n[collectives.reduce]\narity = 3\n',
+            r"'star' of reduce builds no tree.*collectives\.strategy: ",
+        ),
+        ("[collectives.all_reduce]\ntree_below_bytes = 5\n", r"'auto' of all_reduce does not look at"),
         ("[collectives]\narity = 1\n", r"collectives\.arity .*>= 2"),
         ("[collectives]\nsegment_bytes = 2097152\n", r"collectives\.segment_bytes .*<= 1048576"),
         ("[collectives]\ncost_latency_us = 100\n", "only one of cost_latency_us and cost_bandwidth_mbps"),
@@ -190,13 +223,12 @@ def test_any_environment_text_gives_settings_or_config_error(name: str, text: st
 def test_every_setting_is_documented_with_its_default() -> None:
     text = DOCUMENT.read_text(encoding="utf-8")
     documented = {}
-    for section, body in re.findall(r"^## \[(\w+)\]\n(.*?)(?=^## |\Z)", text, flags=re.MULTILINE | re.DOTALL):
+    for section, body in re.findall(r"^## \[([\w.]+)\]\n(.*?)(?=^## |\Z)", text, flags=re.MULTILINE | re.DOTALL):
         for key, default in re.findall(r"^\| `(\w+)` \| ([^|]+) \|", body, flags=re.MULTILINE):
             documented[f"{section}.{key}"] = default.strip()
     assert tuple(documented) == setting_names()
     for name, shown in documented.items():
-        section, key = name.split(".")
-        value = getattr(getattr(Settings(), section), key)
+        value = attrgetter(name)(Settings())
         expected = {None: "not set", (): "empty"}.get(value, f"`{value}`")
         assert shown == expected, name
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 import click
 
 from barnraise.artifacts import store_directory
@@ -21,11 +23,11 @@ def run() -> None:
     click.echo(f"# links: {'encrypted (TLS 1.3)' if encryption == 'tls' else 'PLAINTEXT, by your setting'}")
     section_before = ""
     for name, origin in resolved.origins.items():
-        section, _, key = name.partition(".")
+        section, _, key = name.rpartition(".")
         if section != section_before:
             click.echo(f"\n[{section}]")
             section_before = section
-        value = getattr(getattr(settings, section), key)
+        value = attrgetter(name)(settings)
         line = f"# {key} is not set" if value is None else f"{key} = {_toml(value)}"
         click.echo(line if origin == "default" else f"{line}  # from {origin}")
 

@@ -23,6 +23,7 @@ from barnraise.collectives.algorithms.schedule import (
     indexed,
 )
 from barnraise.collectives.ops.dtypes import by_code
+from barnraise.core.config import strategy_name
 from barnraise.core.errors import ConfigError, UnsupportedOperation
 
 if TYPE_CHECKING:  # its module imports the cost model, which imports this one
@@ -42,8 +43,18 @@ ALGORITHMS: Mapping[OperationKind, Mapping[str, Compiler]] = MappingProxyType(
             "star": star.all_reduce,
             "sites": hierarchical.all_reduce,
         },
-        OperationKind.REDUCE: {"ring": ring.reduce, "tree": tree.reduce, "star": star.reduce},
-        OperationKind.BROADCAST: {"ring": ring.broadcast, "tree": tree.broadcast, "star": star.broadcast},
+        OperationKind.REDUCE: {
+            "ring": ring.reduce,
+            "tree": tree.reduce,
+            "star": star.reduce,
+            "sites": hierarchical.reduce,
+        },
+        OperationKind.BROADCAST: {
+            "ring": ring.broadcast,
+            "tree": tree.broadcast,
+            "star": star.broadcast,
+            "sites": hierarchical.broadcast,
+        },
         OperationKind.ALL_GATHER: {
             "ring": ring.all_gather,
             "doubling": recursive_doubling.all_gather,
@@ -57,7 +68,7 @@ ALGORITHMS: Mapping[OperationKind, Mapping[str, Compiler]] = MappingProxyType(
         OperationKind.ALL_TO_ALL: {"direct": direct.all_to_all},
         OperationKind.GATHER: {"star": star.gather},
         OperationKind.SCATTER: {"star": star.scatter},
-        OperationKind.BARRIER: {"doubling": recursive_doubling.barrier},
+        OperationKind.BARRIER: {"doubling": recursive_doubling.barrier, "sites": hierarchical.barrier},
     }
 )
 
@@ -72,11 +83,11 @@ def algorithms_for(kind: str) -> tuple[str, ...]:
 
 
 def resolve_algorithm(kind: str, name: str) -> str:
-    """Return the algorithm's own name (``centralised`` is the star).
+    """Return the algorithm's own name; the star has other ones.
 
     Raise an error that lists the valid names.
     """
-    wanted = "star" if name == "centralised" else name
+    wanted = strategy_name(name)
     if wanted not in ALGORITHM_NAMES:
         raise ConfigError(
             f"unknown algorithm {name!r}", hint=f"Use auto, plain or one of: {', '.join(ALGORITHM_NAMES)}."

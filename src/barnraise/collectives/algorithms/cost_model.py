@@ -136,7 +136,7 @@ def predict(
         return 0.0
     operation = OperationKind(kind)
     if operation is OperationKind.BARRIER:
-        return _log2_ceil(world) * table.latency_s
+        return _barrier(name, world, leaders or world) * table.latency_s
     cut = segment or segment_bytes(kind, name, nbytes, world, table)
     shape = _Shape(operation, nbytes, world, arity, cut, table, leaders, shapes)
     return _PREDICTORS[name](shape)
@@ -372,18 +372,29 @@ def _levels(shape: _Shape, *, fan: int, levels: int) -> float:
     return shape.phases * (levels * table.latency_s + passing) + (segments - 1) * pace
 
 
+def _barrier(name: str, world: int, leaders: int) -> float:
+    """Return the number of latencies of a barrier. Each member of a site sends and receives one message."""
+    if name != "sites":
+        return _log2_ceil(world)
+    return _log2_ceil(leaders) + (2 / SITE_STEP if world > leaders else 0)
+
+
 def _sites(shape: _Shape) -> float:
     """Return the time of the leaders, plus the first and last segment's way through a site."""
     leaders = shape.leaders or shape.world
-    chunk = shape.nbytes / leaders
     size = -(-shape.world // leaders)
-    hops = _hops(shape.shapes.reduce, size, shape.arity) + _hops(shape.shapes.broadcast, size, shape.arity)
+    stages: tuple[str, ...] = (shape.shapes.reduce, shape.shapes.broadcast)
+    if shape.along_root:
+        stages = stages[:1] if shape.reduces else stages[1:]
+    hops = sum(_hops(stage, size, shape.arity) for stage in stages)
     segment_size = shape.nbytes / shape.segment_count(shape.nbytes)
     hop = (shape.table.latency_s + segment_size * shape.table.seconds_per_byte) / SITE_STEP
-    if shape.shapes.across == "ring":
+    across = shape.shapes.across
+    if across == "ring" and not shape.along_root:
+        chunk = shape.nbytes / leaders
         return shape.steps(2 * (leaders - 1), chunk, chunk / 2) + hops * hop
-    levels = _hops(shape.shapes.across, leaders, shape.arity)
-    fan = leaders - 1 if shape.shapes.across == "star" else min(shape.arity, leaders - 1)
+    levels = _hops(across, leaders, shape.arity)
+    fan = {"ring": 1, "star": leaders - 1, "tree": min(shape.arity, leaders - 1)}[across]
     return _levels(shape, fan=fan, levels=levels) + hops * hop
 
 

@@ -8,8 +8,8 @@ import threading
 from datetime import timedelta
 
 import torch
-import torch.distributed as dist
 from torch._C._distributed_c10d import Store
+from torch.distributed.constants import default_pg_timeout
 
 from barnraise.collectives.algorithms.cost_model import CostTable
 from barnraise.collectives.c10d.operations import OpenedGroup, seconds_of
@@ -21,9 +21,9 @@ from barnraise.collectives.rendezvous import exchange_members
 from barnraise.collectives.shm.arena import SharedArena
 from barnraise.collectives.submit import Submitter
 from barnraise.collectives.torch_patch.pickle_guard import install_pickle_guard
+from barnraise.collectives.torch_patch.run_levels import levels_of_run
 from barnraise.collectives.torch_patch.torch_version import has_python_backends, warn_if_untested
 from barnraise.core.config import Settings, load_settings
-from barnraise.core.errors import UnsupportedOperation
 from barnraise.core.flow.log_once import first_time
 from barnraise.core.units import format_duration
 
@@ -56,39 +56,23 @@ def prepare_groups() -> None:
 def create_backend(
     store: Store, rank: int, world: int, timeout: timedelta, *, enable_reconfigure: bool = False
 ) -> BarnraiseProcessGroup:
-    """Create what ``init_process_group`` expects of a backend in this torch."""
-    if enable_reconfigure:
-        return create_reconfigurable(timeout)
-    opener = _GroupOpener(timeout)
-    opened = opener.rendezvous(store, rank, world)
-    if not has_python_backends(torch.__version__):
-        return BarnraiseProcessGroup(opened, opener.timeout_s)
-    from barnraise.collectives.c10d.hooked import HookedProcessGroup, RegisteredProcessGroup
+    """Create what ``init_process_group`` expects of a backend in this torch.
 
-    kind = HookedProcessGroup if _dispatches() else RegisteredProcessGroup
-    return kind(opened, opener.timeout_s)
+    torch always hands over a timeout. Its default means that the script has given none.
+    """
+    given = None if timeout == default_pg_timeout else timeout
+    if enable_reconfigure:
+        return create_reconfigurable(given)
+    opener = _GroupOpener(given)
+    group = _process_group(opener.rendezvous(store, rank, world), opener.timeout_s)
+    group.set_levels(levels_of_run())
+    return group
 
 
 def create_reconfigurable(timeout: timedelta | float | None = None) -> BarnraiseProcessGroup:
     """Create a group without members. Its ``reconfigure`` method connects it, any number of times."""
     opener = _GroupOpener(timeout)
     return BarnraiseProcessGroup(None, opener.timeout_s, Reconfiguration(opener.member, opener.connect))
-
-
-def monitored_barrier(
-    group: dist.ProcessGroup | None = None, timeout: timedelta | float | None = None
-) -> None:
-    """Run a barrier on the default or the given group.
-
-    Raise OperationTimeout that names the missing ranks.
-    """
-    chosen = dist.group.WORLD if group is None else group
-    if not isinstance(chosen, BarnraiseProcessGroup):
-        raise UnsupportedOperation(
-            "this monitored barrier needs a group of the barnraise backend",
-            hint="Call init_process_group('barnraise') first; Gloo's is torch.distributed.monitored_barrier.",
-        )
-    chosen.monitored_barrier(timeout)
 
 
 class _GroupOpener:
@@ -124,6 +108,15 @@ class _GroupOpener:
             self._comm_process, self._arena, opened.group, world, opened.table, self._settings.collectives
         )
         return OpenedGroup(rank, world, submitter, opened.links, opened.nodes)
+
+
+def _process_group(opened: OpenedGroup, timeout_s: float) -> BarnraiseProcessGroup:
+    if not has_python_backends(torch.__version__):
+        return BarnraiseProcessGroup(opened, timeout_s)
+    from barnraise.collectives.c10d.hooked import HookedProcessGroup, RegisteredProcessGroup
+
+    kind = HookedProcessGroup if _dispatches() else RegisteredProcessGroup
+    return kind(opened, timeout_s)
 
 
 def _dispatches() -> bool:

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from barnraise.collectives.ops import movement, operation, reduction
 from barnraise.collectives.ops.tensors import only, split_blocks, split_rows
+from barnraise.collectives.per_call import current_options
 from barnraise.collectives.submit import Submitter
 from barnraise.collectives.work import BarnraiseWork, join_works
 from barnraise.core.errors import CollectiveError
@@ -227,19 +228,27 @@ class GroupOperations:
         self, timeout: timedelta | float | None = None, wait_all_ranks: bool = True
     ) -> None:
         """Run a barrier that names every missing rank when it times out."""
-        seconds = seconds_of(timeout, self._timeout_s)
+        seconds = self._seconds_of_call(timeout)
         self.submitter.submit_collective(operation.barrier(), seconds, waits=True).wait()
 
     # point to point
 
     def send(self, tensors: list[torch.Tensor], peer: int, tag: int = 0) -> BarnraiseWork:
         return self._record(
-            self.submitter.submit_point_to_point(operation.send(only(tensors)), peer, tag, self._timeout_s)
+            self.submitter.submit_point_to_point(
+                operation.send(only(tensors)), peer, tag, self._seconds_of_call(None)
+            )
         )
 
     def recv(self, tensors: list[torch.Tensor], peer: int, tag: int = 0) -> BarnraiseWork:
         return self._record(
-            self.submitter.submit_point_to_point(operation.receive(only(tensors)), peer, tag, self._timeout_s)
+            self.submitter.submit_point_to_point(
+                operation.receive(only(tensors)),
+                peer,
+                tag,
+                self._seconds_of_call(None),
+                fails_alone=current_options().timeout_s is not None,
+            )
         )
 
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> BarnraiseWork:
@@ -256,9 +265,14 @@ class GroupOperations:
         return join_works(works, [tensor for work in works for tensor in work.result()])
 
     def _run(self, call: operation.Operation, opts: Any) -> BarnraiseWork:
-        seconds = seconds_of(getattr(opts, "timeout", None), self._timeout_s)
+        seconds = self._seconds_of_call(getattr(opts, "timeout", None))
         waits = self._coalescing is None and getattr(opts, "asyncOp", True) is False
         return self._record(self.submitter.submit_collective(call, seconds, waits=waits))
+
+    def _seconds_of_call(self, timeout: timedelta | float | None) -> float:
+        """Return the timeout of a call: its own, or that of its block, or that of the group."""
+        own_s = current_options().timeout_s
+        return seconds_of(timeout, self._timeout_s if own_s is None else own_s)
 
     def _record(self, work: BarnraiseWork) -> BarnraiseWork:
         if self._coalescing is not None:

@@ -20,6 +20,7 @@ from barnraise.collectives.comm_process.point_to_point import OutgoingMessage, P
 from barnraise.collectives.comm_process.runner import Runner, SendToken
 from barnraise.collectives.messages import (
     AbortGroup,
+    CancelOperation,
     CloseGroup,
     Failure,
     GroupMember,
@@ -74,7 +75,14 @@ class CommEngine:
     # commands of the worker
 
     def command(
-        self, message: OpenGroup | CloseGroup | AbortGroup | StartOperation | SendTo | ReceiveFrom
+        self,
+        message: OpenGroup
+        | CloseGroup
+        | AbortGroup
+        | CancelOperation
+        | StartOperation
+        | SendTo
+        | ReceiveFrom,
     ) -> None:
         if isinstance(message, OpenGroup):
             self._open(message)
@@ -86,6 +94,9 @@ class CommEngine:
         elif isinstance(message, AbortGroup):
             if group is not None:
                 self._abort(group, message.why)
+        elif isinstance(message, CancelOperation):
+            if group is not None and group.failure is None:
+                self._cancel(group, message.operation)
         elif group is None:
             self._reply_failed(message.operation, Failure("operation-aborted", "the group is closed"))
         elif group.failure is not None:
@@ -165,6 +176,13 @@ class CommEngine:
             Failure("operation-aborted", f"this process aborted the group: {reason}"),
             elsewhere=Failure("peer-lost", f"it aborted the group: {reason}", peer=group.rank),
         )
+
+    def _cancel(self, group: Group, operation: int) -> None:
+        """Time an operation out now, unless it is complete."""
+        now = self._environment.now()
+        if not self._runner.expire(group, operation, now):
+            group.point_to_point.expire(operation, now)
+            self._check_messages(group, now)
 
     def _remove_group(self, group: Group) -> None:
         for rank in group.others():
@@ -467,6 +485,12 @@ class CommEngine:
                 self.fail(group, group.open_timeout_failure())
                 continue
             self._runner.check_progress(group, now)
-            late = group.point_to_point.find_timeout(now)
-            if late is not None:
-                self.fail(group, late)
+            self._check_messages(group, now)
+
+    def _check_messages(self, group: Group, now: float) -> None:
+        """Fail the receives that fail alone and have timed out, or the group if another message has."""
+        for operation, failure in group.point_to_point.take_expired(now):
+            self._reply_failed(operation, failure)
+        late = group.point_to_point.find_timeout(now)
+        if late is not None:
+            self.fail(group, late)

@@ -18,6 +18,9 @@ from barnraise.transport.links.frames import EAGER_BYTES, MAX_PAYLOAD, FrameHead
 EAGER_CREDIT = 32  # small messages a sender may have waiting at one receiver
 MAX_OFFERS = 65536
 _SIZE_BYTES = 8
+_NO_PARTNER = "found no partner in time"
+_UNDER_WAY = "did not end in time, its bytes are on the way"
+_NO_MESSAGE = "received no message in time; the group continues"
 
 Control = Callable[[int, FrameHeader, bytes], None]  # peer, header, payload
 Bulk = Callable[[int, FrameHeader, memoryview, "OutgoingMessage"], None]
@@ -41,8 +44,12 @@ class IncomingMessage:
     command: ReceiveFrom
     memory: memoryview
     deadline: float
+    fails_alone: bool
     source: int = -1
     left: int = 0
+
+    def has_expired_alone(self, now: float) -> bool:
+        return self.fails_alone and now >= self.deadline
 
 
 @dataclass(slots=True)
@@ -91,7 +98,7 @@ class PointToPoint:
             self.control(command.peer, header, command.size.to_bytes(_SIZE_BYTES, "little"))
 
     def receive(self, command: ReceiveFrom, memory: memoryview, deadline: float) -> None:
-        incoming = IncomingMessage(command, memory, deadline)
+        incoming = IncomingMessage(command, memory, deadline, command.fails_alone)
         for position, offer in enumerate(self.offers):
             if _matches(incoming, offer):
                 del self.offers[position]
@@ -144,14 +151,29 @@ class PointToPoint:
         elif header.kind is FrameKind.PARCEL:
             self._payload_received(peer, header)
 
+    def expire(self, operation: int, now: float) -> None:
+        """Time an unfinished operation out now. A receive without a message then fails alone."""
+        for item in self._unfinished():
+            if item.command.operation == operation:
+                item.deadline = now
+                if isinstance(item, IncomingMessage):
+                    item.fails_alone = True
+
+    def take_expired(self, now: float) -> list[tuple[int, Failure]]:
+        """Remove the receives that fail alone and have timed out. Return each operation and its failure.
+
+        A receive whose message is on the way is not among them: its memory may be written to.
+        """
+        expired = [item for item in self.posted if item.has_expired_alone(now)]
+        self.posted = [item for item in self.posted if not item.has_expired_alone(now)]
+        return [(item.command.operation, _timeout_failure(item, _NO_MESSAGE)) for item in expired]
+
     def find_timeout(self, now: float) -> Failure | None:
         """Return the failure of the first message whose deadline has passed, or None."""
         for item in self._unfinished():
             if now >= item.deadline:
-                other, tag = item.command.peer, item.command.tag
-                name = f"rank {other}" if other >= 0 else "any rank"
-                message = f"point-to-point with {name} (tag {tag}) found no partner in time"
-                return Failure("operation-timeout", message, late=(other,) if other >= 0 else ())
+                has_partner = item.source >= 0 if isinstance(item, IncomingMessage) else item.started
+                return _timeout_failure(item, _UNDER_WAY if has_partner else _NO_PARTNER)
         return None
 
     def pending(self) -> list[int]:
@@ -232,6 +254,13 @@ class PointToPoint:
         if incoming.left <= 0:
             del self.receiving[(peer, header.sequence)]
             self.finish(incoming.command.operation, peer)
+
+
+def _timeout_failure(item: OutgoingMessage | IncomingMessage, what: str) -> Failure:
+    other, tag = item.command.peer, item.command.tag
+    name = f"rank {other}" if other >= 0 else "any rank"
+    message = f"point-to-point with {name} (tag {tag}) {what}"
+    return Failure("operation-timeout", message, late=(other,) if other >= 0 else ())
 
 
 def _matches(incoming: IncomingMessage, offer: MessageOffer) -> bool:

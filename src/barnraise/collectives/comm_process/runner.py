@@ -31,6 +31,7 @@ _POOLED_LENGTHS = 1024
 _MAX_DESCRIPTION = 300
 _STALL_QUERY_S = 1.0
 _STALL_REPORT_S = 10.0
+_ANSWER_S = 0.3  # for the answers of the other ranks, so that the error names the right ones
 
 
 class RunnerHost(Protocol):
@@ -237,6 +238,18 @@ class Runner:
         """Discard messages in progress of a group that has ended."""
         self._arriving = {key: item for key, item in self._arriving.items() if item[0] is not group}
 
+    def expire(self, group: Group, operation: int, now: float) -> bool:
+        """Time an operation out as soon as the other ranks had time to say if they have called it.
+
+        Return False if this operation does not run.
+        """
+        for execution in group.running.values():
+            if execution.operation == operation:
+                execution.deadline = min(execution.deadline, now + _ANSWER_S)
+                self._query(group, execution, now)
+                return True
+        return False
+
     def check_progress(self, group: Group, now: float) -> None:
         """Check the deadlines of all operations.
 
@@ -249,15 +262,19 @@ class Runner:
                 return
             stalled = now - execution.progressed_at
             if stalled >= _STALL_QUERY_S and now - execution.asked_at >= _STALL_QUERY_S:
-                execution.asked_at = now
-                for rank in group.others():
-                    link = self._groups.link_to(group, rank)
-                    if link is not None:
-                        link.send(FrameHeader(FrameKind.ASK, group=group.tag, sequence=execution.sequence))
+                self._query(group, execution, now)
             if stalled >= _STALL_REPORT_S and not execution.reported:
                 execution.reported = True
                 message, _ = describe_late_ranks(group, execution)
                 self._environment.reply(WaitingFor(execution.operation, stalled, message))
+
+    def _query(self, group: Group, execution: Execution, now: float) -> None:
+        """Ask the other ranks if they have called an operation."""
+        execution.asked_at = now
+        for rank in group.others():
+            link = self._groups.link_to(group, rank)
+            if link is not None:
+                link.send(FrameHeader(FrameKind.ASK, group=group.tag, sequence=execution.sequence))
 
     def _finish_if_done(self, group: Group, execution: Execution) -> None:
         if execution.finished and group.running.get(execution.sequence) is execution:

@@ -36,6 +36,9 @@ def register() -> None:
         dist.Backend.register_backend("barnraise", _create, extended_api=True, devices=list(DEVICES))
         _registered = True
         _register_rendezvous()
+        from barnraise.collectives.torch_patch.monitored_barrier import install_monitored_barrier
+
+        install_monitored_barrier()
         if os.environ.get("BARNRAISE_LAUNCHED"):
             from barnraise.collectives.torch_patch.init_process_group import install
 

@@ -23,9 +23,9 @@ from urllib.parse import urlparse
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
-from torch.distributed.constants import default_pg_timeout
 
 from barnraise.collectives.rendezvous import read_values, wait_for_ranks
+from barnraise.core.config import load_settings
 from barnraise.core.errors import ConfigError
 from barnraise.core.flow.log_once import first_time
 from barnraise.runs.backend_choice import (
@@ -160,7 +160,7 @@ def _init_process_group(original: Function, bound: inspect.BoundArguments) -> No
     size = arguments.get("world_size", -1)
     if arguments.get("rank", -1) in (-1, launch.rank) and size in (-1, len(launch.machines)):
         ranks, machines = (
-            _exchange_devices(launch, own, arguments.get("timeout") or default_pg_timeout),
+            _exchange_devices(launch, own, arguments.get("timeout") or _configured_timeout()),
             launch.machines,
         )
     else:  # the script sets its own ranks, so their machines are unknown
@@ -168,6 +168,9 @@ def _init_process_group(original: Function, bound: inspect.BoundArguments) -> No
         apart = len(set(launch.machines)) > 1
         machines = tuple(range(len(ranks))) if apart else (0,) * len(ranks)
     choice = choose_group_backend(ranks, machines, launch.forced, launch.fabric)
+    from barnraise.collectives.torch_patch.run_levels import check_run_levels  # slow to import
+
+    check_run_levels(choice.backend, len(ranks))
     _print_choice(own.requested, choice, machines, launch.rank)
     if choice.backend != default_backend(own.requested, launch.device):
         _set_backend(arguments, choice, own.requested)
@@ -237,6 +240,10 @@ def _exchange_devices(
     devices = [decode_rank(data, number) for number, data in enumerate(read_values(store, keys))]
     devices[launch.rank] = own
     return tuple(devices)
+
+
+def _configured_timeout() -> timedelta:
+    return timedelta(seconds=load_settings().collectives.timeout_s)
 
 
 def _nccl_available() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 
 import torch
@@ -13,23 +14,27 @@ from barnraise.compression.codecs.int4 import Int4
 from barnraise.compression.codecs.int8 import Int8
 from barnraise.compression.codecs.powersgd import PowerSGD
 from barnraise.compression.codecs.randomk import RandomK
-from barnraise.compression.codecs.topk import TopK
+from barnraise.compression.codecs.topk import TopK, TopKFp32
 from barnraise.compression.codecs.zlib import ZlibCodec
 from barnraise.core.errors import ConfigError
 
+# Workers send the place of a codec in this order, so a new one stands last.
 _MAKERS: Mapping[str, tuple[Callable[..., Codec | PowerSGD], tuple[str, ...]]] = {
     "fp32": (Fp32, ()),
     "fp16": (lambda: Half(torch.float16), ()),
     "bf16": (lambda: Half(torch.bfloat16), ()),
     "int8": (Int8, ("block",)),
     "int4": (Int4, ("block",)),
-    "topk": (TopK, ("k", "block")),
+    "topk": (TopK.of, ("k", "block", "ratio")),
     "randomk": (RandomK, ("every", "seed")),
     "powersgd": (PowerSGD, ("rank", "seed")),
+    "topk-fp32": (TopKFp32.of, ("k", "block", "ratio")),
 }
 NAMES = tuple(_MAKERS)
 _PACKING = "zlib"
 _MAX_DIGITS = 12
+_SHARE = "ratio"
+_DECIMAL = r"[01]?\.[0-9]{1,12}"
 
 
 def codec_named(text: str) -> Codec | PowerSGD:
@@ -50,8 +55,8 @@ def codec_named(text: str) -> Codec | PowerSGD:
     return ZlibCodec(codec)
 
 
-def _parameters(name: str, parameter_text: str, allowed: tuple[str, ...]) -> dict[str, int]:
-    parameters: dict[str, int] = {}
+def _parameters(name: str, parameter_text: str, allowed: tuple[str, ...]) -> dict[str, float]:
+    parameters: dict[str, float] = {}
     takes = f"{name} takes {' and '.join(allowed)}" if allowed else f"{name} takes no parameters"
     for word in parameter_text.split(","):
         key, _, value = word.partition("=")
@@ -59,9 +64,11 @@ def _parameters(name: str, parameter_text: str, allowed: tuple[str, ...]) -> dic
             raise ConfigError(f"{name} has no parameter {key!r}", hint=f"{takes}.")
         if key in parameters:
             raise ConfigError(f"{name} is given {key} twice", hint=f"Give {key} once.")
-        if not (value.isascii() and value.isdigit() and len(value) <= _MAX_DIGITS):
+        is_share = key == _SHARE and re.fullmatch(_DECIMAL, value) is not None
+        if not is_share and not (value.isascii() and value.isdigit() and len(value) <= _MAX_DIGITS):
             raise ConfigError(
-                f"{key}={value} of {name} is not a whole number", hint=f"Write it as in {name}:{key}=64."
+                f"{key}={value} of {name} is not a {'share' if key == _SHARE else 'whole number'}",
+                hint=f"Write it as in {name}:{key}={'0.01' if key == _SHARE else '64'}.",
             )
-        parameters[key] = int(value)
+        parameters[key] = float(value) if is_share else int(value)
     return parameters

@@ -17,9 +17,10 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from barnraise.core.config import strategy_name
 from barnraise.core.errors import ConfigError
 from barnraise.planning.cost.quality_model import LONGEST_PERIOD
-from barnraise.planning.inputs.codecs import EXACT
+from barnraise.planning.inputs.codecs import CHOOSABLE, EXACT
 
 AUTO = "auto"
 VARIABLE = "BARNRAISE_LEVELS"  # passes the levels to a run's workers, as JSON
@@ -78,6 +79,22 @@ def read_levels(document: Mapping[str, Any], codecs: Iterable[str], sync: Sync =
     return result
 
 
+def decode_levels(text: str) -> Levels:
+    """Decode the levels that `barnraise run` has checked and passed to its workers.
+
+    Empty text means that nothing is fixed. Raise ConfigError if it is no JSON object of levels.
+    """
+    if not text:
+        return OPEN
+    try:
+        document = msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise ConfigError(
+            f"{VARIABLE} is no JSON object: {error}", hint="Use `barnraise run --levels levels.toml`."
+        ) from error
+    return read_levels(document, [codec.name for codec in CHOOSABLE], "auto")
+
+
 def _exact(level: Level) -> Level:
     codec = level.codec if level.codec == AUTO else EXACT
     period: Literal["auto", 1] = "auto" if level.period == "auto" else 1
@@ -85,7 +102,11 @@ def _exact(level: Level) -> Level:
 
 
 def _read_level(name: str, table: Mapping[str, Any], codecs: tuple[str, ...]) -> Level:
-    for key, value in table.items():
+    named = {
+        key: strategy_name(value) if isinstance(value, str) and key != "codec" else value
+        for key, value in table.items()
+    }
+    for key, value in named.items():
         _require_known(str(key), Level.__struct_fields__, "setting", f"[{name}]")
         if key == "codec":
             _require_known(str(value), (AUTO, *codecs), "codec", f"[{name}]")
@@ -98,14 +119,15 @@ def _read_level(name: str, table: Mapping[str, Any], codecs: tuple[str, ...]) ->
                 )
         else:
             _require_known(str(value), (AUTO, *SHAPES), "strategy", f"[{name}] {key}")
-    return msgspec.convert(dict(table), Level)
+    return msgspec.convert(named, Level)
 
 
 def _check_together(levels: Levels, sync: Sync) -> None:
     for operation in ("reduce", "broadcast"):
         if getattr(levels.across, operation) != AUTO:
             raise ConfigError(
-                f"[across] sets {operation}, but the leaders of sites only use all_reduce among themselves",
+                f"[across] sets {operation}, but the leaders of sites use the shape of all_reduce "
+                "for all operations",
                 hint=f"Give all_reduce in [across], or {operation} in [inside].",
             )
     if levels.inside.codec not in (AUTO, EXACT) and not levels.across.is_open:

@@ -347,6 +347,57 @@ def test_all_reduce_on_random_shapes(
     )
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    kind=st.sampled_from([OperationKind.REDUCE, OperationKind.BROADCAST]),
+    world=st.integers(1, 12),
+    items=st.integers(0, 90),
+    root=st.integers(0, 11),
+    arity=st.integers(2, 5),
+    seed=st.integers(0, 1 << 30),
+    shapes=st.builds(StageShapes, *[st.sampled_from(SHAPES)] * 3),
+)
+def test_rooted_operations_through_random_sites(
+    kind: OperationKind, world: int, items: int, root: int, arity: int, seed: int, shapes: StageShapes
+) -> None:
+    """Each site but that of the root is entered or left once, whatever the shapes."""
+    root, sites = root % world, _random_sites(world, seed)
+    sizes = (items * ITEM,)
+    layout = BufferLayout(sizes, ITEM, root, SEGMENT, arity, sites=sites, shapes=shapes)
+    schedules = [compile_schedule(kind, "sites", rank, world, layout) for rank in range(world)]
+    prove_free_of_races(schedules)
+    before = [[cell(rank, at) for at in range(items * ITEM)] for rank in range(world)]
+    expect_same(kind, sizes, root, before, Simulation(schedules, before, operator.add, seed).run())
+    places = {rank: place for place, site in enumerate(sites) for rank in site}
+    crossing = sum(
+        send.hi - send.lo
+        for rank, schedule in enumerate(schedules)
+        for send in schedule.sends
+        if places[send.peer] != places[rank]
+    )
+    assert crossing == (len(sites) - 1) * items * ITEM
+
+
+@settings(max_examples=60, deadline=None)
+@given(world=st.integers(1, 20), seed=st.integers(0, 1 << 30))
+def test_barrier_through_sites_completes_after_all_ranks_entered(world: int, seed: int) -> None:
+    sites = _random_sites(world, seed)
+    layout = BufferLayout(sites=sites)
+    schedules = [compile_schedule("barrier", "sites", rank, world, layout) for rank in range(world)]
+    before = Causes(schedules).before
+    for rank, schedule in enumerate(schedules):
+        heard = [("apply", rank, number) for number in range(len(schedule.receives))]
+        for other in set(range(world)) - {rank}:
+            reads = [("read", other, number) for number in range(len(schedules[other].sends))]
+            assert any(before(read, event) for read in reads for event in heard)
+    Simulation(schedules, [[] for _ in schedules], operator.add, seed).run()
+    leaders = {site[0] for site in sites}
+    places = {rank: place for place, site in enumerate(sites) for rank in site}
+    for rank, schedule in enumerate(schedules):
+        crossing = [send.peer for send in schedule.sends if places[send.peer] != places[rank]]
+        assert not crossing or (rank in leaders and set(crossing) <= leaders)
+
+
 def _random_sites(world: int, seed: int) -> tuple[tuple[int, ...], ...]:
     chance = random.Random(seed)
     ranks = chance.sample(range(world), world)
@@ -387,7 +438,8 @@ def test_schedules_are_compiled_once() -> None:
 
 
 def test_resolve_algorithm_lists_valid_names_on_error() -> None:
-    assert resolve_algorithm("all_reduce", "centralised") == "star"
+    for name in ("star", "centralised", "centralized"):
+        assert resolve_algorithm("all_reduce", name) == "star"
     assert resolve_algorithm("broadcast", "direct") == "star"
     with pytest.raises(ConfigError, match="unknown algorithm 'spiral'") as unknown:
         resolve_algorithm("all_reduce", "spiral")

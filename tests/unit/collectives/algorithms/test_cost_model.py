@@ -213,3 +213,16 @@ def test_segments_stay_within_their_limit(
 def test_segment_size_is_limit_if_sizes_differ_by_rank() -> None:
     for kind, name in (("all_to_all", "direct"), ("gather", "star"), ("scatter", "star")):
         assert segment_bytes(kind, name, 100, 4, LAN) == segment_bytes(kind, name, 1 << 30, 4, LAN)
+
+
+@pytest.mark.parametrize(
+    ("kind", "flat"), [("broadcast", "ring"), ("reduce", "ring"), ("barrier", "doubling")]
+)
+def test_sites_are_chosen_where_they_are_known(kind: str, flat: str) -> None:
+    """Twelve ranks at three sites: fewer messages in sequence cross the slow links."""
+    apart = choose(kind, 4 * MIB, 12, LAN, leaders=3)
+    assert apart.algorithm == "sites"
+    assert apart.seconds < choose(kind, 4 * MIB, 12, LAN).seconds
+    assert choose(kind, 4 * MIB, 12, LAN).algorithm != "sites"
+    assert predict(kind, "sites", 4 * MIB, 12, LAN) == predict(kind, flat, 4 * MIB, 12, LAN)
+

@@ -243,6 +243,28 @@ def test_requested_backend_maps_to_chosen_backend(
     assert bool(notice) == ("barnraise:" in outputs[0][1])
 
 
+LEVELS = """
+from barnraise.core import metrics
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(5000))
+samples = metrics.registry.samples()
+counts = [each for each in samples if each.name == "barnraise_collective_duration_seconds_count"]
+names = {each.labels[1] for each in counts if each.labels[0] == "all_reduce"}
+print(dist.get_backend(), *sorted(names))
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["star", "tree"])
+def test_levels_of_the_run_apply_to_a_script_without_session(
+    agent: Path, tmp_path: Path, strategy: str
+) -> None:
+    levels = f'{{"inside": {{"all_reduce": "{strategy}"}}}}'
+    outputs = _run(agent, tmp_path, LEVELS, "0,1", BARNRAISE_LEVELS=levels)
+    assert [out.split() for out, _ in outputs] == [["barnraise", strategy]] * 2
+
+
 ALONE = """
 from datetime import timedelta
 import logging, sys

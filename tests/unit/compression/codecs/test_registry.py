@@ -21,6 +21,7 @@ GOOD = (
         "topk:block=64",
     ),
     *("randomk:every=16,seed=3", "powersgd:rank=8", "bf16+zlib", "int8:block=64+zlib"),
+    *("topk:ratio=0.1", "topk-fp32:ratio=.05,block=512", "topk-fp32:ratio=1", "topk-fp32:k=9+zlib"),
 )
 BAD = {
     "int9": "unknown codec 'int9'",
@@ -39,6 +40,13 @@ BAD = {
     "int8:block=999999999": "blocks of 999999999",
     "topk:k=0": "keep 0",
     "topk:k=65,block=64": "keep 65",
+    "topk:ratio=0": "a share of 0",
+    "topk:ratio=1.5": "a share of 1.5",
+    "topk-fp32:ratio=-0.1": "not a share",
+    "topk-fp32:ratio=1e-3": "not a share",
+    "topk-fp32:ratio=nan": "not a share",
+    "topk:k=4,ratio=0.1": "both k and ratio",
+    "int8:ratio=0.1": "no parameter 'ratio'",
     "randomk:every=0": "each 0",
     "powersgd:rank=0": "rank 0",
     "powersgd+zlib": "does not name",
@@ -59,6 +67,11 @@ def test_invalid_codec_text_error_names_problem(name: str) -> None:
     with pytest.raises(ConfigError, match=BAD[name]) as caught:
         codec_named(name)
     assert caught.value.hint.endswith(".")
+
+
+@pytest.mark.parametrize(("text", "k"), [("0.1", 410), (".0001", 1), ("1", 4096), ("0.015625", 64)])
+def test_ratio_is_a_share_of_each_block(text: str, k: int) -> None:
+    assert codec_named(f"topk-fp32:ratio={text}").name == f"topk-fp32:k={k},block=4096"
 
 
 def test_unknown_codec_hint_lists_names() -> None:

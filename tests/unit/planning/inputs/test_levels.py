@@ -12,9 +12,25 @@ from hypothesis import strategies as st
 
 from barnraise.core.errors import ConfigError
 from barnraise.planning import LOSSY, Level, Levels, read_levels
-from barnraise.planning.inputs.levels import Sync
+from barnraise.planning.inputs.levels import Sync, decode_levels
 
 CODECS = [codec.name for codec in LOSSY]
+
+
+@pytest.mark.parametrize("name", ["star", "centralised", "centralized"])
+def test_star_has_three_names(name: str) -> None:
+    table = {"all_reduce": name, "reduce": name, "broadcast": name}
+    level = Level(all_reduce="star", reduce="star", broadcast="star")
+    assert read_levels({"inside": table}, CODECS).inside == level
+
+
+def test_levels_of_a_run_reach_its_workers() -> None:
+    assert decode_levels("") == Levels()
+    levels = Levels(inside=Level(reduce="tree"), across=Level(codec="int8", period=32))
+    assert decode_levels(msgspec.json.encode(levels).decode()) == levels
+    for text in ("[]", "{", '{"inside": {"reduce": "rign"}}'):
+        with pytest.raises(ConfigError):
+            decode_levels(text)
 
 
 def test_levels_are_auto_by_default() -> None:
