@@ -17,6 +17,7 @@ __all__ = [
     "load_sharded",
     "model_path",
     "optuna",
+    "rpc",
     "save_sharded",
     "sync_replicas",
     "wait_for_peers",
@@ -42,7 +43,7 @@ _HOMES = {
 }
 
 
-_MODULES = {"optuna": "barnraise.integrations.optuna"}
+_MODULES = {"optuna": "barnraise.integrations.optuna", "rpc": "barnraise.rpc"}
 
 
 def __getattr__(name: str) -> Any:
