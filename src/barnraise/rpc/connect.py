@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -12,7 +12,6 @@ import torch.distributed as dist
 from barnraise.agent_client.roles import ask_roles
 from barnraise.agent_client.run_requests import RolesResponse
 from barnraise.collectives.c10d.create import close_pairs, open_pairs
-from barnraise.collectives.c10d.operations import OpenedGroup
 from barnraise.core.config import load_settings
 from barnraise.core.errors import ProtocolError, RunError
 from barnraise.core.flow.console_log import install_console_log
@@ -50,9 +49,8 @@ def connect(
         os.environ.get("BARNRAISE_RUN", ""),
         launched=bool(os.environ.get("BARNRAISE_LAUNCHED")),
     )
-    if roles is not None and roles.run_guests:
-        names = " and ".join(roles.run_guests)
-        raise RunError(f"{names} takes part in this run as a guest: no remote calls", hint=_GUEST_HINT)
+    if (error := refusal(roles, ())) is not None:
+        raise error
     world = _world_of_script() if session is None else _world_of_session(session)
 
     def gather(message: bytes) -> list[bytes]:
@@ -60,7 +58,10 @@ def connect(
         return [decode_row(bytes(row.cpu().numpy())) for row in rows.view(world.size, _ROW_BYTES)]
 
     pairs = open_pairs(world.rank, world.size, gather, timeout_s)
-    _refuse_guests(roles, pairs)
+    error = refusal(roles, [node for pair in pairs.values() for node in pair.nodes])
+    if error is not None:
+        close_pairs(pairs.values())
+        raise error
     endpoint = RpcEndpoint(world.rank, world.size, registry, threads)
     channels = {
         rank: PeerChannel(rank, pair, endpoint.receive, endpoint.lose) for rank, pair in pairs.items()
@@ -69,6 +70,20 @@ def connect(
     for channel in channels.values():
         channel.start()
     return endpoint
+
+
+def refusal(roles: RolesResponse | None, nodes: Sequence[bytes]) -> RunError | None:
+    """Return the reason why these machines may not call each other, or None.
+
+    ``nodes``: those of the other workers, proved by their links. Without an agent, trust is a setting.
+    """
+    if roles is None:
+        return None
+    guests = roles.run_guests or (not_owners(roles, nodes) if roles.guests else ())
+    if not guests:
+        return None
+    names = " and ".join(guests)
+    return RunError(f"{names} takes part as a guest, so there are no remote calls", hint=_GUEST_HINT)
 
 
 def encode_row(message: bytes) -> torch.Tensor:
@@ -111,14 +126,3 @@ def _world_of_script() -> _World:
 
 def _world_of_session(session: Session) -> _World:
     return _World(session.rank, session.world, session.gather)
-
-
-def _refuse_guests(roles: RolesResponse | None, pairs: Mapping[int, OpenedGroup]) -> None:
-    """Raise RunError if a link leads to a machine that is not an owner's, also outside of a run."""
-    if roles is None or not roles.guests:
-        return
-    strangers = not_owners(roles, [node for pair in pairs.values() for node in pair.nodes])
-    if strangers:
-        close_pairs(pairs.values())
-        names = " and ".join(strangers)
-        raise RunError(f"{names} is a guest in this group: no remote calls", hint=_GUEST_HINT)
