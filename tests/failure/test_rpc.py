@@ -1,4 +1,4 @@
-"""Remote calls between real workers: any rank calls any other one, through deaths, timeouts and large tensors."""
+"""Remote calls between real workers: any rank calls any other one, through deaths and with large tensors."""
 
 from __future__ import annotations
 

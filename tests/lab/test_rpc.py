@@ -35,7 +35,9 @@ def run(machines: Machines, folder: Path, *words: str) -> str:
 
 
 @pytest.mark.parametrize("kind", ["group", "session"])
-def test_hosts_call_each_other_and_leave_nothing_behind(machines: Machines, tmp_path: Path, kind: str) -> None:
+def test_hosts_call_each_other_and_leave_nothing_behind(
+    machines: Machines, tmp_path: Path, kind: str
+) -> None:
     printed = run(machines, tmp_path, "program.py", kind)
     ends = re.findall(r"rank (\d) of 3 .*'leaked': (\d+).*'objects': (\d+)", printed)
     assert sorted(ends) == [(str(rank), "0", "0") for rank in range(3)], printed
@@ -43,4 +45,5 @@ def test_hosts_call_each_other_and_leave_nothing_behind(machines: Machines, tmp_
 
 def test_rpc_of_torch_is_refused_between_hosts(machines: Machines, tmp_path: Path) -> None:
     printed = run(machines, tmp_path, "program.py", "torch")
-    assert printed.count("refused: [unsupported-operation] torch's RPC is not used between machines") == 3, printed
+    sentence = "refused: [unsupported-operation] torch's RPC is not used between machines"
+    assert printed.count(sentence) == 3, printed

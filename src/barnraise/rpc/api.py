@@ -98,7 +98,7 @@ def stop(timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
 
 
 def call_async(
-    to: int, function: str | Function, *args: Any, timeout_s: float = DEFAULT_TIMEOUT_S, **kwargs: Any
+    to: int, function: str | Function, /, *args: Any, timeout_s: float = DEFAULT_TIMEOUT_S, **kwargs: Any
 ) -> Future[Any]:
     """Call a registered function on a rank. Return the future of its result.
 
@@ -110,21 +110,21 @@ def call_async(
 
 
 def call(
-    to: int, function: str | Function, *args: Any, timeout_s: float = DEFAULT_TIMEOUT_S, **kwargs: Any
+    to: int, function: str | Function, /, *args: Any, timeout_s: float = DEFAULT_TIMEOUT_S, **kwargs: Any
 ) -> Any:
     """Call a registered function on a rank, and return its result."""
     return call_async(to, function, *args, timeout_s=timeout_s, **kwargs).result()
 
 
 def remote_async(
-    to: int, function: str | Function, *args: Any, timeout_s: float = DEFAULT_TIMEOUT_S, **kwargs: Any
+    to: int, function: str | Function, /, *args: Any, timeout_s: float = DEFAULT_TIMEOUT_S, **kwargs: Any
 ) -> Future[RemoteReference]:
     """Call a registered function on a rank, where the result stays. Return the future of a reference."""
     return _running().call(to, _registry.name_of(function), args, kwargs, timeout_s, keeps=True)
 
 
 def remote(
-    to: int, function: str | Function, *args: Any, timeout_s: float = DEFAULT_TIMEOUT_S, **kwargs: Any
+    to: int, function: str | Function, /, *args: Any, timeout_s: float = DEFAULT_TIMEOUT_S, **kwargs: Any
 ) -> RemoteReference:
     """Call a registered function on a rank, where the result stays. Return a reference to it."""
     return remote_async(to, function, *args, timeout_s=timeout_s, **kwargs).result()

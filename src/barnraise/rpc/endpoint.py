@@ -65,7 +65,7 @@ class MessageChannel(Protocol):
 
 
 class _Lending(NamedTuple):
-    """A lease that this worker asked for on behalf of another rank."""
+    """A lease that this worker requested for another rank."""
 
     identity: ReferenceId
     holder: int
@@ -396,7 +396,7 @@ class RpcEndpoint:
         If that fails, return the leases and call ``failed``. An owner that gets its own reference takes a
         lease when that arrives.
         """
-        asked = [reference for reference in references if reference.owner not in (to, self.rank)]
+        foreign = [reference for reference in references if reference.owner not in (to, self.rank)]
         own = [reference.identity for reference in references if reference.owner == self.rank != to]
         lent: list[ReferenceId] = []
 
@@ -415,10 +415,10 @@ class RpcEndpoint:
             for reference in references:
                 reference.unpin()
 
-        if not asked:
+        if not foreign:
             finish(None)
             return
-        left = [len(asked)]
+        left = [len(foreign)]
         failures: list[BarnraiseError] = []
 
         def answered(reference: RemoteReference, future: Future[Any]) -> None:
@@ -433,7 +433,7 @@ class RpcEndpoint:
             if is_last:
                 finish(failures[0] if failures else None)
 
-        for reference in asked:
+        for reference in foreign:
             future = self._ask_for_lease(reference.identity, to, timeout_s)
             future.add_done_callback(partial(answered, reference))
 

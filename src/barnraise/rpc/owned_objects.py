@@ -64,7 +64,7 @@ class OwnedObjects:
             return len(self._values), self._ledger.leases - self._ledger.held_by(own_rank)
 
     def clear(self) -> None:
-        """Drop all objects."""
+        """Drop all objects and leases."""
         with self._lock:
             values, self._values, self._ledger = self._values, {}, LeaseLedger()
         values.clear()

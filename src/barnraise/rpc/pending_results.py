@@ -78,7 +78,7 @@ class PendingResults:
         self._fail_where(lambda pending: pending.rank == rank, lambda _: error)
 
     def fail_all(self, error: BarnraiseError) -> None:
-        """Fail all results."""
+        """Fail all results that are pending."""
         self._fail_where(lambda _: True, lambda _: error)
 
     def expire(self) -> float:

@@ -112,7 +112,7 @@ def test_exit_of_function_is_an_error_of_its_caller(three: Cluster) -> None:
 
 def test_unregistered_name_runs_nothing(three: Cluster) -> None:
     three.registry.add("one", lambda: 1)
-    with pytest.raises(RpcError, match="LookupError: no function is registered under this name; registered: one"):
+    with pytest.raises(RpcError, match="LookupError: no function is registered .*; registered: one"):
         call(three, 0, 1, "os.system", "touch /tmp/x")
 
 
@@ -200,7 +200,10 @@ def test_full_channel_refuses_calls_but_not_releases(three: Cluster) -> None:
     assert until(lambda: objects(three) == [0, 0, 0])
 
 
-@pytest.mark.parametrize(("to", "timeout_s", "words"), [(3, 1.0, "no rank 3"), (-1, 1.0, "no rank -1"), (1, 0.0, "timeout"), (1, 1e9, "timeout")])
+@pytest.mark.parametrize(
+    ("to", "timeout_s", "words"),
+    [(3, 1.0, "no rank 3"), (-1, 1.0, "no rank -1"), (1, 0.0, "timeout"), (1, 1e9, "timeout")],
+)
 def test_impossible_call_is_refused_at_once(three: Cluster, to: int, timeout_s: float, words: str) -> None:
     with pytest.raises(RunError, match=words):
         three.ranks[0].call(to, "f", (), {}, timeout_s)
@@ -322,13 +325,13 @@ def test_function_may_return_references_of_any_owner(three: Cluster) -> None:
     held[2] = remote(three, 1, 2, "table")
     third = call(three, 0, 1, "of_third")
     assert (third.owner, third.fetch()) == (2, {"a": 7})
-    mine = three.ranks[0].reference([3])
-    back = call(three, 0, 1, "back", mine)
+    home = three.ranks[0].reference([3])
+    back = call(three, 0, 1, "back", home)
     assert back.owner == 0
     assert back.fetch() == [3]
     nested = remote(three, 0, 1, "own")
     assert nested.fetch() == [1], "a reference is not kept in another one"
-    for reference in (own, third, mine, back, nested):
+    for reference in (own, third, home, back, nested):
         reference.release()
     assert until(lambda: objects(three) == [0, 0, 0])
 

@@ -36,7 +36,13 @@ def read(packet: bytes | bytearray) -> tuple[Message, bytes]:
 
 @pytest.mark.parametrize(
     "message",
-    [_CALL, ResultMessage(1, ReferenceId(0, 0)), ErrorMessage(1, "E", "x"), ReleaseMessage(1, 2), GoodbyeMessage()],
+    [
+        _CALL,
+        ResultMessage(1, ReferenceId(0, 0)),
+        ErrorMessage(1, "E", "x"),
+        ReleaseMessage(1, 2),
+        GoodbyeMessage(),
+    ],
 )
 @pytest.mark.parametrize("size", [0, 1, FRAME_BYTES, 3 * FRAME_BYTES + 5])
 def test_packet_comes_back_as_it_was(message: Message, size: int) -> None:
