@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import torch
@@ -65,8 +66,9 @@ def in_session() -> None:
 def with_torch() -> None:
     from torch.distributed import rpc as torch_rpc
 
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     try:
-        torch_rpc.init_rpc(f"worker {dist.get_rank() if dist.is_initialized() else ''}")
+        torch_rpc.init_rpc(f"worker{rank}", rank=rank, world_size=world)
     except BarnraiseError as error:
         print("refused:", error, flush=True)
 
