@@ -15,7 +15,6 @@ import pytest
 import torch
 
 from barnraise.core.errors import OperationTimeout, PeerLost, ProtocolError, RpcError, RunError
-from barnraise.rpc.call_pool import CallPool
 from barnraise.rpc.messages import (
     CallMessage,
     GoodbyeMessage,
@@ -176,18 +175,6 @@ def test_overloaded_callee_refuses_further_calls(monkeypatch: pytest.MonkeyPatch
         assert "RunError: rank 1 is overloaded: 2 calls wait there" in str(refused.exception(PATIENCE_S))
         goes_on.set()
         assert all(future.result(PATIENCE_S) for future in [running, *waiting])
-
-
-def test_pool_bounds_the_bytes_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("barnraise.rpc.call_pool.MAX_WAITING_BYTES", 100)
-    pool, goes_on = CallPool(1), threading.Event()
-    assert pool.submit(10, lambda: goes_on.wait(PATIENCE_S) and None) is None
-    time.sleep(0.3)
-    assert pool.submit(200, lambda: None) is None, "one always fits"
-    assert pool.submit(1, lambda: None) == "calls with 200 bytes wait there"
-    goes_on.set()
-    pool.wait_idle(PATIENCE_S)
-    assert pool.submit(1, lambda: None) is None
 
 
 def test_full_channel_refuses_calls_but_not_releases(three: Cluster) -> None:
