@@ -190,6 +190,7 @@ WAITING = (
     "unit/agent_client/*",
     "unit/integrations/test_optuna.py",
     "unit/page/test_*.py",
+    "unit/rpc/*",
     "unit/transport/*",
     "unit/worker/*",
 )

@@ -19,6 +19,7 @@ __all__ = [
     "load_sharded",
     "model_path",
     "optuna",
+    "rpc",
     "save_sharded",
     "sync_replicas",
     "wait_for_peers",
@@ -46,7 +47,7 @@ _HOMES = {
 }
 
 
-_MODULES = {"optuna": "barnraise.integrations.optuna"}
+_MODULES = {"optuna": "barnraise.integrations.optuna", "rpc": "barnraise.rpc"}
 
 
 def __getattr__(name: str) -> Any:

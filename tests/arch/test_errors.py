@@ -38,6 +38,7 @@ FROZEN = {
     "PairingError": "pairing",
     "PeerLost": "peer-lost",
     "ProtocolError": "protocol",
+    "RpcError": "rpc",
     "RunEnvironmentError": "run-environment",
     "RunError": "run",
     "ShippingError": "shipping",

@@ -24,6 +24,7 @@ ENTRIES = {
     "hub.client.client": "errors of a hub",
     "hub.mirror.blob_fetcher": "code of a hub's run",
     "identity.delegation": "names of runs in certificates",
+    "rpc.endpoint": "errors of functions on other workers",
 }
 PRINTERS = {
     "cli.main": "errors",

@@ -47,7 +47,10 @@ def leave() -> None:
 
 
 def leave_all() -> None:
-    """Leave all groups, healthy or failed."""
+    """Leave all groups, healthy or failed. A worker with remote calls is not used again."""
+    from barnraise.rpc import api
+
+    assert api._endpoint is None, "the test did not stop remote calls"
     for group in _groups:
         group.shutdown()
     _groups.clear()

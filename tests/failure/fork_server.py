@@ -12,14 +12,14 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 import torch._dynamo  # DDP needs it: imported once, before the forks
 
 import barnraise.collectives.c10d.create  # noqa: F401
-from tests.failure import bodies
+from tests.failure import bodies, rpc_bodies
 from tests.json_socket import JsonSocket
 
 _PR_SET_PDEATHSIG = 1
@@ -67,9 +67,14 @@ def _serve(socket_path: str, label: str) -> None:
             json_socket.send({"ok": None})
             return
         try:
-            json_socket.send({"ok": getattr(bodies, body)(**request)})
+            json_socket.send({"ok": _find(body)(**request)})
         except Exception:
             json_socket.send({"error": traceback.format_exc()})
+
+
+def _find(body: str) -> Callable[..., Any]:
+    function: Callable[..., Any] = getattr(bodies, body, None) or getattr(rpc_bodies, body)
+    return function
 
 
 if __name__ == "__main__":

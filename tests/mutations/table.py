@@ -497,6 +497,59 @@ HUB_JUDGEMENT = (
     ),
 )
 
+REMOTE_CALLS = (
+    Mutation(
+        "lease-for-a-lost-rank",
+        "        if holder in self._lost:\n"
+        "            return f\"rank {holder} is lost\"\n"
+        "        counts[holder] = counts.get(holder, 0) + 1",
+        "        counts[holder] = counts.get(holder, 0) + 1",
+        ("rpc/test_lease_ledger.py",),
+    ),
+    Mutation(
+        "dead-holder-keeps-leases",
+        "            counts.pop(holder, None)\n",
+        "            pass\n",
+        ("rpc/test_lease_ledger.py",),
+    ),
+    Mutation(
+        "late-lease-is-forgotten",
+        "                self._return_lease(lending.identity, lending.holder)",
+        "                pass",
+        ("rpc/test_endpoint.py",),
+    ),
+    Mutation(
+        "stranger-gets-an-object",
+        "            if not self._ledger.holds(serial, holder):",
+        "            if False:",
+        ("rpc/test_owned_objects.py",),
+    ),
+    Mutation(
+        "result-of-any-rank",
+        "            if pending is None or pending.rank != rank:",
+        "            if pending is None:",
+        ("rpc/test_pending_results.py",),
+    ),
+    Mutation(
+        "release-overtakes-a-message",
+        "            is_due = self._is_held and not self._pins\n",
+        "            is_due = self._is_held\n",
+        ("rpc/test_references.py",),
+    ),
+    Mutation(
+        "guest-calls",
+        "    guests = roles.run_guests or (not_owners(roles, nodes) if roles.guests else ())",
+        "    guests = ()",
+        ("rpc/test_connect.py",),
+    ),
+    Mutation(
+        "rpc-of-torch-in-plaintext",
+        '    if len(machines) > 1 and environment.get("BARNRAISE_FABRIC") != TRUSTED:',
+        "    if False:",
+        ("torch_patch/test_torch_rpc.py",),
+    ),
+)
+
 MUTATIONS = (
     *MEMBERSHIP,
     *IDENTITY,
@@ -508,4 +561,5 @@ MUTATIONS = (
     *FILES,
     *HUB_DOOR,
     *HUB_JUDGEMENT,
+    *REMOTE_CALLS,
 )

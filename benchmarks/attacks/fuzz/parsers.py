@@ -52,6 +52,12 @@ from barnraise.membership.consensus.paxos import PaxosDecision
 from barnraise.membership.view import read_view
 from barnraise.pairing import channel
 from barnraise.pairing import messages as pairing
+from barnraise.rpc import arguments as rpc_arguments
+from barnraise.rpc import connect as rpc_connect
+from barnraise.rpc import messages as rpc
+from barnraise.rpc.endpoint import RpcEndpoint
+from barnraise.rpc.references import RemoteReference
+from barnraise.rpc.registry import FunctionRegistry
 from barnraise.runs.record import RunSpec, decode_record, read_spec, sign_spec
 from barnraise.topology import devices, graph
 from barnraise.training.mapping import encoded_values, result_store, result_stream
@@ -73,6 +79,7 @@ _PROOF = pairing.PairingProof(
     node=bytes(32), name="pc", platform="Linux", addresses=("192.0.2.1",), port=9, signature=bytes(64)
 )
 _EXAMPLES = 8
+_RPC_ROW = 4096
 _LIMITS = folder_manifest.FolderLimits(most_bytes=1 << 30, most_files=1000)
 Parse = Callable[[bytes], object]
 
@@ -136,6 +143,8 @@ OWN_DATA = {
     "barnraise.hub.protocol.vector_file:encode_vector": "numbers of this process",
     "barnraise.integrations.trackers.wandb:_inspect": "a child process",
     "barnraise.identity.node_id:NodeId.__str__": "a key of 32 bytes",
+    "barnraise.rpc.channel:PeerChannel._transmit": "its own packet",
+    "barnraise.rpc.connect:encode_row": "its own message, padded",
     "barnraise.membership.storage:_records": "the agent's own database",
     "barnraise.page.access.local_users:_shown": "an address of this machine",
     "barnraise.topology.probe:_load": "a private file",
@@ -348,6 +357,50 @@ def _wire() -> Iterator[Parser]:
         (f"{comm}.c10d.reconfigure:decode_handle",),
         lambda: [handle.encode()],
     )
+
+    yield Parser(
+        "rpc-packet",
+        _read_rpc_packet,
+        ("barnraise.rpc.messages:read_sizes",),
+        _rpc_packets,
+    )
+    yield Parser(
+        "rpc-row",
+        lambda data: rpc_connect.decode_row(data.ljust(_RPC_ROW, b"\0")),
+        ("barnraise.rpc.connect:decode_row",),
+        lambda: [bytes(rpc_connect.encode_row(entry).numpy()).rstrip(b"\0")],
+    )
+
+
+def _read_rpc_packet(data: bytes) -> object:
+    """Read a packet as a worker does that gets it from another one."""
+    packet = memoryview(data.ljust(rpc.FRAME_BYTES, b"\0"))
+    head, body = rpc.read_sizes(packet[: rpc.FRAME_BYTES]).split(packet)
+    message = rpc.decode_message(head)
+    if not isinstance(message, rpc.CallMessage):
+        return message, rpc_arguments.decode_result(body)
+    endpoint = RpcEndpoint(0, 1, FunctionRegistry())
+    references = [RemoteReference(endpoint, identity) for _, identity in message.references]
+    return rpc_arguments.decode_arguments(message, body, references)
+
+
+def _rpc_packets() -> list[bytes]:
+    """Return packets of all kinds of messages, without the zeros at their ends."""
+    arguments = rpc_arguments.encode_arguments("f", [1, torch.zeros(2)], {"key": "a"}).contents
+    result = rpc_arguments.encode_result("f", {"a": (1.5, None)})
+    place = ((1, rpc.ReferenceId(1, 2)),)
+    messages: list[tuple[rpc.Message, list[Any]]] = [
+        (rpc.CallMessage(1, "f", 2, ("key",), (), False, 9.0), arguments),
+        (rpc.CallMessage(2, "f", 3, ("key",), place, True, 9.0), arguments),
+        (rpc.ResultMessage(1), result),
+        (rpc.ResultMessage(1, rpc.ReferenceId(0, 5)), []),
+        (rpc.ErrorMessage(1, "ValueError", "why"), []),
+        (rpc.FetchMessage(1, 2), []),
+        (rpc.LeaseMessage(1, 2, 0), []),
+        (rpc.ReleaseMessage(1, 2), []),
+        (rpc.GoodbyeMessage(), []),
+    ]
+    return [bytes(rpc.encode_packet(message, contents)).rstrip(b"\0") for message, contents in messages]
 
 
 def _decode_body(kind: type[msgspec.Struct], data: bytes) -> object:

@@ -222,6 +222,7 @@ class CommProcessClient:
         assert isinstance(reply, GroupOpened)
         with self._lock:
             self._groups.add(reply.group)
+            self.generation = max(self.generation, generation)  # older groups have failed
         metrics.gauge(catalogue.GROUPS_OPEN).inc()
         return reply
 

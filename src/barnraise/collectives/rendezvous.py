@@ -39,16 +39,26 @@ def exchange_members(
     store: Store, rank: int, world: int, member: GroupMember, timeout_s: float
 ) -> tuple[tuple[GroupMember, ...], str]:
     """Publish this rank's member. Return the members of all ranks, and the group's nonce."""
-    entry = msgspec.msgpack.encode(_Entry(member, secrets.token_hex(8)))
+    entry = encode_entry(member)
     store.set(_key(rank), entry)  # type: ignore[arg-type]  # bytes are taken too, the stub knows only text
     keys = [_key(other) for other in range(world)]
     wait_for_ranks(store, keys, timeout_s)
-    entries = [_read(data, other) for other, data in enumerate(read_values(store, keys))]
+    return read_entries(read_values(store, keys))
+
+
+def encode_entry(member: GroupMember) -> bytes:
+    """Return what a rank publishes of itself: its member, and a nonce for the group."""
+    return msgspec.msgpack.encode(_Entry(member, secrets.token_hex(8)))
+
+
+def read_entries(published: Sequence[bytes]) -> tuple[tuple[GroupMember, ...], str]:
+    """Return the members of all ranks, and the nonce of rank 0. Raise ProtocolError for an invalid entry."""
+    entries = [_read(data, rank) for rank, data in enumerate(published)]
     workers = [entry.member.worker for entry in entries]
-    for other, worker in enumerate(workers):
-        if workers.index(worker) != other:
+    for rank, worker in enumerate(workers):
+        if workers.index(worker) != rank:
             raise ProtocolError(
-                f"ranks {workers.index(worker)} and {other} are one worker",
+                f"ranks {workers.index(worker)} and {rank} are one worker",
                 hint="Give each process its own rank, and each group a store (or store prefix) of its own.",
             )
     return tuple(entry.member for entry in entries), entries[0].nonce

@@ -32,7 +32,8 @@ Each code has a page under ``docs/errors/`` (a test checks it), which ``barnrais
         ├── OperationAborted
         ├── UnsupportedOperation
         ├── UntrustedPickle
-        └── CommProcessLost
+        ├── CommProcessLost
+        └── RpcError
 """
 
 from __future__ import annotations
@@ -310,3 +311,17 @@ class CommProcessLost(CollectiveError):
     default_hint = (
         "Start the worker again; if it repeats, read the last output of the communication process above."
     )
+
+
+class RpcError(CollectiveError):
+    """A remote call failed where it ran; ``kind`` and ``text``: the type and the text of the error there."""
+
+    code = "rpc"
+    default_hint = "Read the output of that rank: it has the whole traceback."
+
+    def __init__(self, rank: int, function: str, kind: str, text: str, *, hint: str | None = None) -> None:
+        self.rank = rank
+        self.function = function
+        self.kind = kind
+        self.text = text
+        super().__init__(f"{function} failed on rank {rank}: {kind}: {text}", hint=hint)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 
 import torch
@@ -17,17 +19,20 @@ from barnraise.collectives.c10d.process_group import BarnraiseProcessGroup
 from barnraise.collectives.c10d.reconfigure import Reconfiguration
 from barnraise.collectives.client import current_comm_process
 from barnraise.collectives.messages import GroupMember, GroupOpened
-from barnraise.collectives.rendezvous import exchange_members
+from barnraise.collectives.rendezvous import encode_entry, exchange_members, read_entries
 from barnraise.collectives.shm.arena import SharedArena
 from barnraise.collectives.submit import Submitter
 from barnraise.collectives.torch_patch.pickle_guard import install_pickle_guard
 from barnraise.collectives.torch_patch.run_levels import levels_of_run
 from barnraise.collectives.torch_patch.torch_version import has_python_backends, warn_if_untested
 from barnraise.core.config import Settings, load_settings
+from barnraise.core.errors import CollectiveError, OperationTimeout, PeerLost
 from barnraise.core.flow.log_once import first_time
 from barnraise.core.units import format_duration
 
 log = logging.getLogger("barnraise.collectives")
+
+_MIN_PAIR_S = 0.1
 
 _arena: SharedArena | None = None
 _arena_lock = threading.Lock()
@@ -46,6 +51,50 @@ def create_group(
     """
     opener = _GroupOpener(timeout, generation)
     return BarnraiseProcessGroup(opener.rendezvous(store, rank, world), opener.timeout_s)
+
+
+def open_pairs(
+    rank: int, world: int, gather: Callable[[bytes], Sequence[bytes]], timeout_s: float
+) -> dict[int, OpenedGroup]:
+    """Open a group of two ranks with each other rank, so that a lost rank fails its own pairs only.
+
+    Every rank calls this function. ``gather`` returns the messages of all ranks, by rank. All ranks open
+    their pairs in one order, so that none waits for another one in a circle.
+    """
+    if world == 1:
+        return {}
+    opener = _GroupOpener(timeout_s)
+    members, nonce = read_entries(gather(encode_entry(opener.member)))
+    deadline = time.monotonic() + timeout_s
+    pairs: dict[int, OpenedGroup] = {}
+    for other in range(world):
+        if other == rank:
+            continue
+        low, high = min(rank, other), max(rank, other)
+        left_s = max(_MIN_PAIR_S, deadline - time.monotonic())
+        try:
+            pairs[other] = opener.connect(
+                int(rank == high), (members[low], members[high]), f"{nonce}/{low}-{high}", left_s
+            )
+        except CollectiveError as error:
+            close_pairs(pairs.values())
+            raise _named_in_pair(error, other, timeout_s) from error
+    return pairs
+
+
+def close_pairs(pairs: Iterable[OpenedGroup]) -> None:
+    """Close groups that `open_pairs` has opened."""
+    for pair in pairs:
+        pair.submitter.comm_process.close_group(pair.submitter.group)
+
+
+def _named_in_pair(error: CollectiveError, other: int, timeout_s: float) -> CollectiveError:
+    """Return the error of a pair with the other rank of the pair as all workers call it."""
+    if isinstance(error, PeerLost):
+        return PeerLost(other, error.why)
+    if isinstance(error, OperationTimeout):
+        return OperationTimeout(f"rank {other} did not connect within {timeout_s:g} s", late=(other,))
+    return error
 
 
 def prepare_groups() -> None:

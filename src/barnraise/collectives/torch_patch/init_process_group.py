@@ -25,6 +25,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from barnraise.collectives.rendezvous import read_values, wait_for_ranks
+from barnraise.collectives.torch_patch.torch_rpc import refuse_rpc_in_plaintext
 from barnraise.core.config import load_settings
 from barnraise.core.errors import ConfigError
 from barnraise.core.flow.log_once import first_time
@@ -107,6 +108,7 @@ def install() -> None:
     if _installed or not _is_launched():
         return
     _installed = True
+    refuse_rpc_in_plaintext(os.environ)
     _replace("init_process_group", _wrapped(dist.init_process_group, _init_process_group))
     _replace("new_group", _wrapped(dist.new_group, _new_group))
     _replace("split_group", _wrapped(dist.split_group, _split_group))

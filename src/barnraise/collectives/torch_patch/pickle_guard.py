@@ -22,6 +22,7 @@ from torch.distributed import distributed_c10d
 
 from barnraise.agent_client.roles import ask_roles
 from barnraise.agent_client.run_requests import RolesResponse
+from barnraise.collectives.torch_patch.torch_rpc import refuse_rpc
 from barnraise.core.config import load_settings
 from barnraise.core.errors import UntrustedPickle
 from barnraise.runs.participants import not_owners
@@ -118,20 +119,13 @@ class _Guarded:
 
 def _refuse_rpc(roles: RolesResponse) -> None:
     """Disable RPC, which runs functions that other ranks name, over its own connections."""
-    from torch.distributed import rpc
-
-    if not rpc.is_available():
-        return
-
-    def refuse(*_: Any, **__: Any) -> None:
-        guests = " and ".join(roles.run_guests)
-        raise UntrustedPickle(
+    guests = " and ".join(roles.run_guests)
+    refuse_rpc(
+        lambda: UntrustedPickle(
             f"{guests} is a guest in this run, and torch's RPC runs any function that a rank names",
             hint=_HINT,
         )
-
-    _ = rpc._init_rpc_backend  # its init_rpc calls this
-    rpc._init_rpc_backend = refuse
+    )
 
 
 def _guard_zero(roles: RolesResponse, module: ModuleType) -> None:
