@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from contextvars import ContextVar
 from datetime import timedelta
 
 import torch
@@ -28,6 +29,9 @@ from barnraise.core.flow.log_once import first_time
 from barnraise.core.units import format_duration
 
 log = logging.getLogger("barnraise.collectives")
+
+# The arena of a rank that is one thread of several, as in `barnraise.testing`.
+arena_of_thread: ContextVar[SharedArena | None] = ContextVar("arena_of_thread", default=None)
 
 _arena: SharedArena | None = None
 _arena_lock = threading.Lock()
@@ -100,7 +104,8 @@ class _GroupOpener:
         self._comm_process = self._arena.comm_process
         self._settings = load_settings()
         self._generation = self._comm_process.generation if generation is None else generation
-        self.timeout_s = seconds_of(timeout, self._settings.collectives.timeout_s)
+        wanted_s = seconds_of(timeout, self._settings.collectives.timeout_s)
+        self.timeout_s = min(wanted_s, self._comm_process.max_wait_s)
 
     @property
     def member(self) -> GroupMember:
@@ -140,6 +145,9 @@ def _dispatches() -> bool:
 
 def _current_arena() -> SharedArena:
     global _arena
+    own = arena_of_thread.get()
+    if own is not None:
+        return own
     with _arena_lock:
         comm_process = current_comm_process()
         if _arena is None or _arena.comm_process is not comm_process:
