@@ -196,7 +196,8 @@ class _Simulation(Generic[Result]):
             (rank, error), *others = self._errors.items()
             error.add_note(f"raised by rank {rank} of {self._world}")
             for other, later in others:
-                error.add_note(f"rank {other}: {type(later).__name__}: {later}")
+                sentence = str(later).partition("\n")[0]
+                error.add_note(f"rank {other}: {type(later).__name__}: {sentence}")
             for place in places:
                 error.add_note(place)
             raise error
