@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 
 import pytest
 
@@ -30,8 +31,12 @@ def test_actions_run_in_order_on_one_thread_before_the_end() -> None:
     network.add(0, Owner())
     network.start()
     seen: list[tuple[int, str]] = []
+
+    def note(number: int) -> None:
+        seen.append((number, threading.current_thread().name))
+
     for number in range(100):
-        network.call(lambda number=number: seen.append((number, threading.current_thread().name)))  # type: ignore[misc]
+        network.call(partial(note, number))
     network.close()
     assert seen == [(number, "simulated-network") for number in range(100)]
 

@@ -53,7 +53,7 @@ class Ranks:
     def barrier(self, rank: int, group: int, timeout_s: float = 60.0) -> Outcome:
         channel, outcome = self.channels[rank], Outcome()
         number = channel.next_id()
-        specification = OperationSpec("barrier", by_name("uint8").code, "", -1, "plain", (), 1 << 20, 2)
+        specification = OperationSpec("barrier", by_name("uint8").code, "", -1, "doubling", (), 1 << 20, 2)
         channel.submit(
             StartOperation(number, group, 0, specification, 0, 0, 0, timeout_s), number, outcome.note
         )

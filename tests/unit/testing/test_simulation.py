@@ -65,10 +65,11 @@ def test_results_come_back_by_rank(world: int) -> None:
 
 
 def test_body_sees_default_group_of_our_backend() -> None:
-    def body(rank: int) -> tuple[int, int, str]:
-        return dist.get_rank(), dist.get_world_size(), dist.get_backend()
+    def body(rank: int) -> tuple[int, int, str, int]:
+        (described,) = distributed_c10d._world.pg_config_info
+        return dist.get_rank(), dist.get_world_size(), dist.get_backend(), described["group_size"]
 
-    assert spawn(body, world=3) == {rank: (rank, 3, "barnraise") for rank in range(3)}
+    assert spawn(body, world=3) == {rank: (rank, 3, "barnraise", 3) for rank in range(3)}
 
 
 # errors
