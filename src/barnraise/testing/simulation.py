@@ -94,9 +94,9 @@ class _Simulation(Generic[Result]):
     def run(self) -> dict[int, Result]:
         """Run all ranks to their end. Return the results by rank, or raise the first error."""
         self._network.start()
-        for thread in self._threads:
-            thread.start()
         try:
+            for thread in self._threads:
+                thread.start()
             self._wait()
         finally:
             stuck = self._stop()
@@ -177,7 +177,8 @@ class _Simulation(Generic[Result]):
         self._network.close()
         until = time.monotonic() + _JOIN_S
         for thread in self._threads:
-            thread.join(max(0.0, until - time.monotonic()))
+            if thread.ident is not None:  # the system may refuse to start a thread
+                thread.join(max(0.0, until - time.monotonic()))
         return stuck
 
     def _place_of(self, rank: int) -> str:
