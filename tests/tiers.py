@@ -178,6 +178,7 @@ TABLE = (
     Row("fast", "unit/integrations/trackers/test_schedule.py"),
     Row("gate", "unit/integrations/*"),
     Row("gate", "unit/worker/*"),
+    Row("gate", "unit/testing/test_simulation_page.py"),
 )
 
 # Most tests in these folders wait for sockets, processes or clocks: they get the marker ``clocks``.
@@ -191,6 +192,7 @@ WAITING = (
     "unit/integrations/test_optuna.py",
     "unit/page/test_*.py",
     "unit/rpc/*",
+    "unit/testing/*",
     "unit/transport/*",
     "unit/worker/*",
 )

@@ -8,7 +8,17 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src"
 
 TORCH_PACKAGES = frozenset(
-    {"collectives", "compression", "checkpoint", "training", "hub", "worker", "integrations", "rpc"}
+    {
+        "collectives",
+        "compression",
+        "checkpoint",
+        "training",
+        "hub",
+        "worker",
+        "integrations",
+        "rpc",
+        "testing",
+    }
 )
 # Inside collectives, what the communication process and the planners use; a package stands for its modules.
 TORCH_FREE_IN_COLLECTIVES = ("algorithms", "comm_process", "messages", "ops.dtypes")

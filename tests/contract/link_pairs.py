@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 from barnraise.core.errors import ProtocolError
 from barnraise.identity import NodeKey, delegate
+from barnraise.testing.memory_link import memory_pair
 from barnraise.transport.links.link import FrameHeader, Link
 from barnraise.transport.links.stream import StreamLink, tune
 from barnraise.transport.links.tls import client_context, server_context
-from tests.memory_link import memory_pair
 
 
 @dataclass

@@ -30,8 +30,8 @@ from barnraise.collectives.messages import (
     StartOperation,
     WaitingFor,
 )
+from barnraise.testing.memory_link import MemoryLink, memory_pair
 from barnraise.transport.links.link import Link
-from tests.memory_link import MemoryLink, memory_pair
 from tests.sim.operations import Collective, Message, Region
 
 POISON = 0xDB
@@ -281,7 +281,7 @@ class Simulation:
         todo: list[Callable[[], bool]] = []
         for machine in self.live:
             for link in machine.links:
-                if link._inbox or link._peer is None:
+                if link.is_readable:
                     todo.append(partial(self._receive, machine, link))
                 if link.writer.pending:
                     todo.append(partial(self._flush, machine, link))
@@ -333,7 +333,7 @@ class Simulation:
             return False
         self.dials.remove((dialler, worker))
         capacity = max(33, int(self.capacity * self.random.uniform(0.3, 1.5)))
-        own_link, peer_link = memory_pair(dialler.engine, other.engine, capacity)
+        own_link, peer_link = memory_pair(dialler.engine, other.engine, capacity, now=lambda: self.now)
         for machine, link, peer in ((dialler, own_link, other), (other, peer_link, dialler)):
             machine.links.append(link)
             machine.engine.link_up(peer.worker, link)

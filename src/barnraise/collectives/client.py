@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import itertools
 import logging
+import math
 import os
 import secrets
 import select
@@ -23,6 +24,7 @@ from typing import Any
 from barnraise.agent_client.metrics.reporter import start_reporter
 from barnraise.collectives import completion_thread
 from barnraise.collectives.algorithms.cost_model import CostTable
+from barnraise.collectives.command_channel import Done
 from barnraise.collectives.failures import to_error, to_start_error
 from barnraise.collectives.messages import (
     AbortGroup,
@@ -62,11 +64,12 @@ _CLOSE_S = 2.0
 _CALLBACK_WAIT_S = 2.0
 _READ_BYTES = 256 << 10
 _SILENT_READS = 5  # silence is this many reads without data; elapsed time misleads after a SIGSTOP
-Done = Callable[[OperationFinished | OperationFailed], None]
 
 
 class CommProcessClient:
     """One communication process and the channel to it. Thread-safe."""
+
+    max_wait_s = math.inf
 
     def __init__(self, run: str, generation: int, settings: Settings) -> None:
         self.settings = settings
@@ -117,6 +120,11 @@ class CommProcessClient:
 
     def next_id(self) -> int:
         return next(self._numbers)
+
+    def check_usable(self) -> None:
+        """Raise an error in a process that was forked from the owner."""
+        if self.inherited and self._lost is not None:
+            raise self._lost.with_traceback(None)
 
     def submit(self, command: Command, operation: int, done: Done) -> None:
         """Send a command that starts an operation.

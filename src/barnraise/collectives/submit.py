@@ -20,7 +20,7 @@ from barnraise.collectives.algorithm_settings import (
 from barnraise.collectives.algorithms.compile import format_label
 from barnraise.collectives.algorithms.cost_model import AlgorithmChoice, CostTable, choose
 from barnraise.collectives.algorithms.schedule import CHAINS, OperationKind, StageShapes
-from barnraise.collectives.client import CommProcessClient
+from barnraise.collectives.command_channel import CommandChannel
 from barnraise.collectives.failures import to_error
 from barnraise.collectives.messages import (
     CancelOperation,
@@ -60,7 +60,7 @@ class Submitter:
 
     def __init__(
         self,
-        comm_process: CommProcessClient,
+        comm_process: CommandChannel,
         arena: SharedArena,
         group: int,
         world: int,
@@ -165,8 +165,7 @@ class Submitter:
         self.comm_process.abort_group(self.group, why)
 
     def _check(self, call: Operation) -> None:
-        if self.comm_process.inherited and self.comm_process.lost is not None:
-            raise self.comm_process.lost.with_traceback(None)
+        self.comm_process.check_usable()
         self.arena.check_device(call.device)
 
     def _choose(self, call: Operation) -> AlgorithmChoice:

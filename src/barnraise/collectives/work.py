@@ -9,7 +9,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextvars import copy_context
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -42,7 +44,7 @@ class BarnraiseWork(dist.Work):
         self._is_done = False
         self._done_event: threading.Event | None = None  # created only if a thread waits for another one
         self._error: CollectiveError | None = None
-        self._base: torch.futures.Future[None] | None = None
+        self._complete_future: Callable[[], object] | None = None
         self._future: torch.futures.Future[Result] | None = None
         self._source = -1
         self._listeners: list[Callable[[BarnraiseWork], None]] = []
@@ -97,11 +99,11 @@ class BarnraiseWork(dist.Work):
             self._is_done = True
             if self._done_event is not None:
                 self._done_event.set()
-            base = self._base
+            complete_future = self._complete_future
             listeners, self._listeners = self._listeners, []
             self._finish = self.cancel = None  # what they refer to may refer to this work
-        if base is not None:
-            completion_thread.completion_threads.submit(lambda: base.set_result(None))
+        if complete_future is not None:
+            completion_thread.completion_threads.submit(complete_future)
         for listener in listeners:
             listener(self)
 
@@ -182,7 +184,9 @@ class BarnraiseWork(dist.Work):
             if self._future is not None:
                 return self._future
             base: torch.futures.Future[None] = torch.futures.Future()
-            self._base, self._future = base, base.then(self._complete)
+            # Callbacks see the context of the caller, such as the rank that a thread is.
+            self._complete_future = partial(copy_context().run, base.set_result, None)
+            self._future = base.then(self._complete)
             future, over = self._future, self._is_done
         if over:
             base.set_result(None)  # it has no callback yet, so this thread may complete it

@@ -85,7 +85,7 @@ class Pool:
             except OSError:
                 self._fail(f"worker {worker.rank} was dead before {body}", active)
         answers = self._collect(active, body, seconds)
-        _raise_failures(answers, body, world, arguments)
+        raise_failures(answers, body, world, arguments)
         return [answer.value for answer in answers]
 
     def close(self) -> None:
@@ -211,7 +211,7 @@ def _pump(process: subprocess.Popen[str], lines: queue.Queue[str | None]) -> Non
     lines.put(None)
 
 
-def _raise_failures(answers: list[Answer], body: str, world: int, arguments: dict[str, Any]) -> None:
+def raise_failures(answers: list[Answer], body: str, world: int, arguments: dict[str, Any]) -> None:
     report = []
     for rank, answer in enumerate(answers):
         if not answer.ok:

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextvars import ContextVar
 from datetime import timedelta
 
 import torch
@@ -33,6 +34,8 @@ from barnraise.core.units import format_duration
 log = logging.getLogger("barnraise.collectives")
 
 _MIN_PAIR_S = 0.1
+# The arena of a rank that is one thread of several, as in `barnraise.testing`.
+arena_of_thread: ContextVar[SharedArena | None] = ContextVar("arena_of_thread", default=None)
 
 _arena: SharedArena | None = None
 _arena_lock = threading.Lock()
@@ -133,7 +136,8 @@ class _GroupOpener:
         self._comm_process = self._arena.comm_process
         self._settings = load_settings()
         self._generation = self._comm_process.generation if generation is None else generation
-        self.timeout_s = seconds_of(timeout, self._settings.collectives.timeout_s)
+        wanted_s = seconds_of(timeout, self._settings.collectives.timeout_s)
+        self.timeout_s = min(wanted_s, self._comm_process.max_wait_s)
 
     @property
     def member(self) -> GroupMember:
@@ -182,6 +186,9 @@ def _dispatches() -> bool:
 
 def _current_arena() -> SharedArena:
     global _arena
+    own = arena_of_thread.get()
+    if own is not None:
+        return own
     with _arena_lock:
         comm_process = current_comm_process()
         if _arena is None or _arena.comm_process is not comm_process:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from barnraise.collectives.client import CommProcessClient
+from barnraise.collectives.command_channel import CommandChannel
 from barnraise.collectives.shm.allocator import Block, BlockAllocator
 from barnraise.collectives.shm.segment import SharedSegment
 from barnraise.core.errors import UnsupportedOperation
@@ -26,7 +26,7 @@ CopyContext = Callable[[], AbstractContextManager[object]]
 class SharedArena:
     """All shared segments of one worker. Thread-safe."""
 
-    def __init__(self, comm_process: CommProcessClient) -> None:
+    def __init__(self, comm_process: CommandChannel) -> None:
         self.comm_process = comm_process
         self._limit = comm_process.settings.collectives.arena_bytes
         self._lock = threading.Lock()

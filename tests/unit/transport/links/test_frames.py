@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from barnraise.core.errors import ProtocolError
+from barnraise.testing.memory_link import MemoryLink
 from barnraise.transport.links.frames import (
     BULK,
     HEADER_BYTES,
@@ -21,7 +22,6 @@ from barnraise.transport.links.frames import (
     parse_header,
 )
 from barnraise.transport.links.link import FrameWriter, Link
-from tests.memory_link import MemoryLink
 from tests.repository import ROOT
 
 VECTORS = json.loads((ROOT / "tests" / "vectors" / "frames.json").read_text("utf-8"))

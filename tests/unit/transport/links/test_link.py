@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from barnraise.testing.memory_link import MemoryLink
 from barnraise.transport.links.frames import HEADER_BYTES, FrameHeader, FrameKind, parse_header
 from barnraise.transport.links.link import FrameWriter, Link
-from tests.memory_link import MemoryLink
 
 
 @dataclass
