@@ -148,7 +148,8 @@ class CheckpointFetcher:
         """Fetch parts of a checkpoint, each from a machine that has it."""
         held, me = found.held, self._context.me
         every = frozenset(part for parts in found.holders.values() for part in parts)
-        missing = await asyncio.to_thread(self._local.missing_parts, held, frozenset(wanted) or every, signers)
+        needed = frozenset(wanted) or every
+        missing = await asyncio.to_thread(self._local.missing_parts, held, needed, signers)
         holders = {node: parts for node, parts in found.holders.items() if node != me}
         why = "no connected machine has all of its parts"
         key = held.run, held.step, frozenset(wanted)
@@ -162,7 +163,8 @@ class CheckpointFetcher:
                 missing = await asyncio.to_thread(self._local.missing_parts, held, missing, signers)
             except (BarnraiseError, OSError) as error:
                 why = error.message if isinstance(error, BarnraiseError) else str(error)
-                _log.warning("cannot fetch parts of a checkpoint from %s: %s", self._context.name_of(node), why)
+                name = self._context.name_of(node)
+                _log.warning("cannot fetch parts of a checkpoint from %s: %s", name, why)
             del holders[node]  # it has sent all that it can
 
     async def fetch_files(self, node: NodeId, entry: RunEntry, manifests: Sequence[bytes]) -> None:

@@ -105,9 +105,8 @@ class LocalCheckpoints:
 
     def held(self, run: str, signers: Collection[bytes]) -> list[HeldCheckpoint]:
         """Return the checkpoints with an accepted signature. Parts count by their size."""
-        return [
-            to_held_checkpoint(manifest, self._parts_of(manifest)) for manifest in self.manifests(run, signers)
-        ]
+        manifests = self.manifests(run, signers)
+        return [to_held_checkpoint(manifest, self._parts_of(manifest)) for manifest in manifests]
 
     def is_whole(self, run: str, step: int, signers: Collection[bytes]) -> bool:
         """Tell whether a checkpoint is complete and undamaged; reads all of its bytes."""

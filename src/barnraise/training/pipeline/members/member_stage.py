@@ -17,7 +17,6 @@ from barnraise.training.pipeline.holdings import Run, units_of
 from barnraise.training.pipeline.outline import LossFunction, ModelOutline
 from barnraise.training.pipeline.passes.activations import ActivationCodec
 from barnraise.training.pipeline.passes.order import Order
-from barnraise.training.pipeline.split_checkpoint import SplitCheckpoint
 from barnraise.training.pipeline.stage import Stage
 from barnraise.training.pipeline.trained_state import (
     OptimizerFactory,
@@ -44,13 +43,25 @@ class SplitTask(NamedTuple):
     codec: ActivationCodec
 
 
+class KeptState:
+    """Trained state outside of a stage, by name. ``schedule``: learning rates and schedulers."""
+
+    def __init__(self) -> None:
+        self.states: ParameterStates = {}
+        self.schedule: dict[str, Any] = {}
+
+    def clear(self) -> None:
+        """Free the memory of the state."""
+        self.states, self.schedule = {}, {}
+
+
 class MemberStage:
     """Parts of a split model that one member holds. ``mirrors``: by the rank whose training is mirrored.
 
     ``run``: its blocks; None of a spare. ``kept``: trained state beside them, of the same step.
     """
 
-    def __init__(self, task: SplitTask, weights: StageWeights, kept: SplitCheckpoint) -> None:
+    def __init__(self, task: SplitTask, weights: StageWeights, kept: KeptState) -> None:
         self._task, self._weights, self.kept = task, weights, kept
         self._count = len(task.outline.blocks)
         self.trained = {
@@ -143,6 +154,19 @@ class MemberStage:
             if state.parameters:
                 states |= state.export(list(state.parameters))
         return states
+
+    @property
+    def has_frozen(self) -> bool:
+        """Return True if parts of the model are not trained."""
+        return any(not parameter.requires_grad for parameter in self._task.model.parameters())
+
+    def export_unit(self, unit: int) -> ParameterStates:
+        """Return the state of a unit that is trained or mirrored here."""
+        names = self.names_of_unit(unit)
+        each = next(
+            state for state in (self.own, *self.mirrors.values()) if state.parameters.keys() >= set(names)
+        )
+        return each.export(names)
 
     def export_schedule(self) -> dict[str, Any]:
         """Return learning rates and schedulers; empty if nothing is trained here."""
