@@ -13,6 +13,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from barnraise.agent.artifact_service import ArtifactService
 from barnraise.agent.checkpoints.fetch import CheckpointFetcher
 from barnraise.agent.checkpoints.grants import ReadGrants
@@ -67,7 +69,10 @@ _log = logging.getLogger(__name__)
 
 
 class LocatedCheckpoint(NamedTuple):
-    """A checkpoint, and the connected machines that have it, or parts of it; this machine comes first."""
+    """A checkpoint, and the connected machines that have it; this machine comes first.
+
+    Of a checkpoint in parts, each machine has some, and ``held`` names all.
+    """
 
     held: HeldCheckpoint
     holders: Sequence[NodeId]
@@ -133,7 +138,7 @@ class CheckpointService:
                     names,
                     absent=absent,
                     generation=held.generation,
-                    count=held.count,
+                    parts=held.parts,
                 )
             case FetchCheckpointRequest():
                 return await self._fetch(request)
@@ -375,14 +380,15 @@ def _newest_of(
     passing_over: Collection[tuple[str, int]],
 ) -> LocatedCheckpoint | ShardedCheckpoint | None:
     found = {
-        each.held: list(each.holders)
+        each.held: each.holders
         for each in find_checkpoints({node: response.held for node, response in responses.items()})
     }
     best = newest_checkpoint((held for held in found if (held.run, held.step) not in passing_over), runs)
     if best is None:
         shards = {node: response.sharded for node, response in responses.items() if response.sharded}
         return ShardedCheckpoint(max(shards.values()), list(shards)) if shards else None
-    return LocatedCheckpoint(best, found[best])
+    parts = {part for own in found[best].values() for part in own}
+    return LocatedCheckpoint(replace(best, parts=tuple(sorted(parts))), list(found[best]))
 
 
 def _by_age(held: HeldCheckpoint) -> tuple[int, int]:

@@ -7,9 +7,10 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Annotated, NamedTuple, Protocol
 
 import msgspec
+from msgspec import Meta
 
 from barnraise.checkpoint.files import CheckpointInfo, Checkpoints
 from barnraise.checkpoint.holders import UNREADABLE, read_note, write_note
@@ -19,7 +20,13 @@ from barnraise.checkpoint.signer import AgentCheckpointSigner, CheckpointSigner
 from barnraise.core.decoding import decode
 from barnraise.core.errors import AgentError, BarnraiseError, ListenerError, ProtocolError, RunError
 from barnraise.core.flow.wait_reporter import WaitReporter
-from barnraise.runs.checkpoint_manifest import CheckpointManifest, HeldCheckpoint, to_held_checkpoint
+from barnraise.runs.checkpoint_manifest import (
+    MOST_PARTS,
+    CheckpointManifest,
+    HeldCheckpoint,
+    PartNumber,
+    to_held_checkpoint,
+)
 from barnraise.training.autotune.profiler import is_dry_run
 from barnraise.training.group.agent_client import WorkerId
 from barnraise.training.group.interface import GroupManager
@@ -30,6 +37,7 @@ _NO_RUN = 1 << 16
 _HOLDERS_S = _AGENT_S = 120.0
 _POLL_S, _REPORT_S = 2.0, 15.0
 _PAUSES = 9.0  # of training, for each second in which it stands still for a checkpoint
+_FETCHES = 3  # attempts
 
 
 class _Candidate(msgspec.Struct, frozen=True, array_like=True):
@@ -43,7 +51,7 @@ class _Candidate(msgspec.Struct, frozen=True, array_like=True):
     holders: str = ""
     generation: int = 0  # in which it was saved
     awaits_generation: int = 0
-    count: int = 0  # of its parts; 0: it is in one file
+    parts: Annotated[tuple[PartNumber, ...], Meta(max_length=MOST_PARTS)] = ()  # empty if it is in one file
 
     @property
     def rank_key(self) -> tuple[int, bool, int, int]:
@@ -188,12 +196,13 @@ class CheckpointManager:
             chosen = candidates[best]
             if not chosen.step:
                 return None
-            if not chosen.count:
+            if not chosen.parts:
                 raise RunError(
                     f"the checkpoint of step {chosen.step} is of a training whose model was not split",
                     hint="Start a new run for the split model.",
                 )
-            return HeldCheckpoint(self._run_of(chosen), chosen.step, chosen.agreed, chosen.generation, count=chosen.count)
+            run, parts = self._run_of(chosen), chosen.parts
+            return HeldCheckpoint(run, chosen.step, chosen.agreed, chosen.generation, parts, len(parts))
 
     def fetch_parts(self, held: HeldCheckpoint, numbers: Sequence[int]) -> tuple[PartFiles, CheckpointManifest]:
         """Have parts of a checkpoint on this disk. Return its files and its manifest.
@@ -201,7 +210,15 @@ class CheckpointManager:
         Only a worker with a disk calls it. Raise BarnraiseError if a part is out of reach.
         """
         assert self._locations is not None
-        self._locations.signer.fetch(held.run, held.step, numbers)
+        for tries_left in reversed(range(_FETCHES)):
+            try:
+                self._locations.signer.fetch(held.run, held.step, numbers)
+                break
+            except BarnraiseError as error:  # a link may be lost for a moment; an older one costs steps
+                if not tries_left:
+                    raise
+                log.warning("parts of the checkpoint of step %d could not be fetched: %s", held.step, error.message)
+                time.sleep(_POLL_S)
         checkpoints = next(each for each in self._locations.checkpoints if each.run == held.run)
         files = PartFiles(checkpoints, self._locations.signer)
         manifest = files.manifest(held.step)
@@ -242,7 +259,7 @@ class CheckpointManager:
             if candidates is None:
                 loaded = self._load_newest(manager)
                 continue
-            if candidates[best].count:
+            if candidates[best].parts:
                 raise RunError(
                     f"the checkpoint of step {candidates[best].step} is of a split model",
                     hint="Resume it with the script that calls run.split.",
@@ -345,7 +362,12 @@ class CheckpointManager:
             holders = f"the machines that saved it (their note {self._locations.note} is damaged)"
             unreachable = _Candidate(awaits=1, holders=holders)
         held = HeldCheckpoint(
-            response.run, response.step, response.agreed, response.generation, count=response.count
+            response.run,
+            response.step,
+            response.agreed,
+            response.generation,
+            response.parts,
+            len(response.parts),
         )
         is_known = any(checkpoints.run == held.run for checkpoints in self._searched(manager))
         is_better = is_known and self._candidate(held).rank_key > self._local_candidate(loaded).rank_key
@@ -379,7 +401,7 @@ class CheckpointManager:
             held.step,
             here=False,
             generation=held.generation,
-            count=held.count,
+            parts=held.parts,
         )
 
 

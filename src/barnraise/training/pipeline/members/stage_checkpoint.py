@@ -285,12 +285,16 @@ class StageCheckpoints:
 
         ``wanted``: the units of each rank. A checkpoint that a member cannot read is passed over by all.
         """
+        if chosen is None:
+            return None
         trained = [[unit for unit in units if unit in self._units] for units in wanted]
         transfers = plan_readers(trained, disks)
         rank = manager.rank
         own = trained[rank] if disks[rank] else []
         needed = sorted({*own, *(each.unit for each in transfers if each.sender == rank)})
-        while chosen is not None:
+        while True:
+            if chosen.parts != self._units:
+                raise RunError(_OTHER_MODEL, hint=_HINT)
             opened: tuple[PartFiles, CheckpointManifest] | None = None
             raw: dict[int, Any] = {}
             failure = ""
@@ -307,10 +311,10 @@ class StageCheckpoints:
                 log.warning("the checkpoint of step %d is passed over: %s", chosen.step, failed)
             self._checkpoints.pass_over(chosen)
             chosen = self.choose(manager)
-        else:
-            return None
+            if chosen is None:
+                return None
         if manager.rank == 0:
-            log.warning("resuming from the checkpoint of step %d, in %d parts", chosen.step, chosen.count)
+            log.warning("resuming from the checkpoint of step %d, in %d parts", chosen.step, len(chosen.parts))
         return self._load(manager, chosen, opened, raw, transfers)
 
     def _load(
@@ -341,9 +345,7 @@ class StageCheckpoints:
         return RestoredState(chosen.step, states, schedule)
 
     def _schedule_of(self, manifest: CheckpointManifest) -> dict[str, Any]:
-        """Return the learning rates of a checkpoint. Raise RunError if it is of another model."""
-        if sorted(part.number for part in manifest.parts) != list(self._units):
-            raise RunError(_OTHER_MODEL, hint=_HINT)
+        """Return the learning rates of a checkpoint. Raise RunError if it has none."""
         state = shared_state(manifest)
         split = state.get("split") if isinstance(state, dict) else None
         if not isinstance(split, dict):
