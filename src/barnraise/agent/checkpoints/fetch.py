@@ -74,7 +74,7 @@ class CheckpointFetcher:
         self._local = local
         self._grants = grants
         self._transfers: dict[_Wanted, CheckpointTransfer] = {}
-        self._joining = asyncio.Lock()  # parts join a checkpoint one after the other
+        self._fetching_parts = asyncio.Lock()  # parts of one checkpoint share files of the store
 
     def start(
         self, run: str, step: int, parts: Collection[int] = (), holders: Sequence[NodeId] = ()
@@ -148,24 +148,26 @@ class CheckpointFetcher:
         """Fetch parts of a checkpoint, each from a machine that has it."""
         held, me = found.held, self._context.me
         every = frozenset(part for parts in found.holders.values() for part in parts)
-        needed = frozenset(wanted) or every
-        missing = await asyncio.to_thread(self._local.missing_parts, held, needed, signers)
+        missing = frozenset(wanted) or every
         holders = {node: parts for node, parts in found.holders.items() if node != me}
         why = "no connected machine has all of its parts"
         key = held.run, held.step, frozenset(wanted)
-        while missing:
-            plan = plan_fetch(missing, holders)
-            if plan is None:
-                raise _unreachable(held.run, held.step, why)
-            node, parts = plan
-            try:
-                await self._fetch_from(node, held.run, held.step, signers, key, parts)
+        while True:
+            async with self._fetching_parts:
                 missing = await asyncio.to_thread(self._local.missing_parts, held, missing, signers)
-            except (BarnraiseError, OSError) as error:
-                why = error.message if isinstance(error, BarnraiseError) else str(error)
-                name = self._context.name_of(node)
-                _log.warning("cannot fetch parts of a checkpoint from %s: %s", name, why)
-            del holders[node]  # it has sent all that it can
+                if not missing:
+                    return
+                plan = plan_fetch(missing, holders)
+                if plan is None:
+                    raise _unreachable(held.run, held.step, why)
+                node, parts = plan
+                del holders[node]  # it sends all that it can at once
+                try:
+                    await self._fetch_from(node, held.run, held.step, signers, key, parts)
+                except (BarnraiseError, OSError) as error:
+                    why = error.message if isinstance(error, BarnraiseError) else str(error)
+                    name = self._context.name_of(node)
+                    _log.warning("cannot fetch parts of a checkpoint from %s: %s", name, why)
 
     async def fetch_files(self, node: NodeId, entry: RunEntry, manifests: Sequence[bytes]) -> None:
         """Fetch files that a run was started with from one machine."""
@@ -194,8 +196,7 @@ class CheckpointFetcher:
         was_here = await asyncio.to_thread(self._local.has_all, manifest)
         files = await self._artifacts.fetch(manifest, [node], [self._context.me], limits, progress)
         try:
-            async with self._joining:
-                await asyncio.to_thread(self._local.keep, files, run, step, signers)
+            await asyncio.to_thread(self._local.keep, files, run, step, signers)
         finally:
             if manifest not in self._grants and not was_here:  # the checkpoint folder has its own copy
                 await asyncio.to_thread(self._local.withdraw, manifest)

@@ -204,7 +204,9 @@ class CheckpointManager:
             run, parts = self._run_of(chosen), chosen.parts
             return HeldCheckpoint(run, chosen.step, chosen.agreed, chosen.generation, parts, len(parts))
 
-    def fetch_parts(self, held: HeldCheckpoint, numbers: Sequence[int]) -> tuple[PartFiles, CheckpointManifest]:
+    def fetch_parts(
+        self, held: HeldCheckpoint, numbers: Sequence[int]
+    ) -> tuple[PartFiles, CheckpointManifest]:
         """Have parts of a checkpoint on this disk. Return its files and its manifest.
 
         Only a worker with a disk calls it. Raise BarnraiseError if a part is out of reach.
@@ -217,7 +219,7 @@ class CheckpointManager:
             except BarnraiseError as error:  # a link may be lost for a moment; an older one costs steps
                 if not tries_left:
                     raise
-                log.warning("parts of the checkpoint of step %d could not be fetched: %s", held.step, error.message)
+                log.warning("parts of step %d could not be fetched yet: %s", held.step, error.message)
                 time.sleep(_POLL_S)
         checkpoints = next(each for each in self._locations.checkpoints if each.run == held.run)
         files = PartFiles(checkpoints, self._locations.signer)
@@ -230,7 +232,7 @@ class CheckpointManager:
         return files, manifest
 
     def _run_of(self, chosen: _Candidate) -> str:
-        """Return the run of a checkpoint; empty on a worker without a disk, which gets its parts from others."""
+        """Return the run of a checkpoint; empty on a worker without a disk, which gets parts from others."""
         if self._locations is None:
             return ""
         if chosen.place >= len(self._locations.checkpoints):
@@ -306,7 +308,8 @@ class CheckpointManager:
             )
         messages = manager.group.all_gather_bytes(msgspec.msgpack.encode(own))
         candidates = [
-            decode(_candidates, message, "a worker's newest checkpoint cannot be read") for message in messages
+            decode(_candidates, message, "a worker's newest checkpoint cannot be read")
+            for message in messages
         ]
         best = max(
             range(len(candidates)),

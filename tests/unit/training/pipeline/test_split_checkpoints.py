@@ -133,7 +133,7 @@ def gathers_of_later_steps(run: SimulatedRun, machine: str) -> list[int]:
 def test_death_at_any_operation_leaves_a_complete_checkpoint(
     copies: int, kind: Kind, disks: SimulatedDisks, tmp_path: Path, whole: Expected
 ) -> None:
-    """Machine b dies, then all. Without its disk if there are copies, the run goes on from one that is complete."""
+    """Machine b dies, then all. With copies, the run goes on without its disk."""
     machines = "abc" if copies == 1 else "ac"
     once = train_until(3, "abc", whole, disks, tmp_path, copies=copies)
     for operation in gathers_of_later_steps(once, "b"):
