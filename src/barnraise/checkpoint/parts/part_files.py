@@ -8,7 +8,6 @@ draft, and an older checkpoint stays the newest one that is complete.
 from __future__ import annotations
 
 import base64
-import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -98,7 +97,7 @@ class PartFiles:
 
     def seal(self, info: CheckpointInfo, written: WrittenParts, own: Collection[CheckpointPart]) -> None:
         """Turn the draft into a checkpoint. ``own``: what the workers of this machine have written."""
-        start, draft = time.monotonic(), self._draft(info)
+        draft = self._draft(info)
         for part in set(own).difference(written.parts):  # the bits of another machine count
             discard(draft / part.name)
         manifest = CheckpointManifest(
@@ -124,7 +123,6 @@ class PartFiles:
         replace(draft, target)
         sync_path(self._folder)
         metrics.counter(catalogue.CHECKPOINTS).inc()
-        metrics.histogram(catalogue.CHECKPOINT_TIME).observe(time.monotonic() - start)
 
     def drop(self, info: CheckpointInfo) -> None:
         """Remove a draft that does not become a checkpoint."""

@@ -21,8 +21,10 @@ from barnraise.checkpoint.adapter_files import AdapterDescription
 from barnraise.checkpoint.files import CheckpointInfo
 from barnraise.checkpoint.parts import PartFiles, WrittenParts, shared_state
 from barnraise.checkpoint.serialization import flatten
+from barnraise.core import metrics
 from barnraise.core.decoding import decode
 from barnraise.core.errors import BarnraiseError, RunError
+from barnraise.core.metrics import catalogue
 from barnraise.runs.checkpoint_manifest import MOST_PARTS, CheckpointManifest, CheckpointPart, HeldCheckpoint
 from barnraise.training.group.interface import GroupManager
 from barnraise.training.pipeline.holdings import Transfer
@@ -207,7 +209,10 @@ class StageCheckpoints:
                 self._remove_outdated(done)
         if rank == 0:
             _log_failures(manager, reports, outcomes, done)
-        self._checkpoints.note_duration(time.monotonic() - start)
+        duration_s = time.monotonic() - start
+        if leads and machines[rank] in signed:
+            metrics.histogram(catalogue.CHECKPOINT_TIME).observe(duration_s)
+        self._checkpoints.note_duration(duration_s)
 
     def _remove_outdated(self, done: int) -> None:
         try:
