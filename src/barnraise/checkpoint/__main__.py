@@ -18,7 +18,7 @@ import torch
 
 from barnraise.checkpoint.adapter_files import read_description, write_adapter, write_merged
 from barnraise.checkpoint.files import Checkpoints, write_model
-from barnraise.checkpoint.parts import TrainedTensors, shared_state, write_tensors
+from barnraise.checkpoint.parts import TrainedTensors, merge_by_layers, shared_state, write_tensors
 from barnraise.checkpoint.serialization import unflatten
 from barnraise.checkpoint.signer import AgentCheckpointSigner, CheckpointSigner
 from barnraise.core.errors import BarnraiseError, RunError
@@ -63,7 +63,10 @@ def export(
         case "adapter":
             write_adapter(target, read_description(state), model, info)
         case "merged":
-            write_merged(target, read_description(state), model, base, info, hashes or {})
+            description = read_description(state)
+            is_in_parts = isinstance(model, TrainedTensors)
+            if not (is_in_parts and merge_by_layers(target, description, model, base, info)):
+                write_merged(target, description, model, base, info, hashes or {})
         case _ if isinstance(model, TrainedTensors):
             write_tensors(target / "model.safetensors", model.forms, model.__getitem__, info)
         case _:
