@@ -102,7 +102,7 @@ def write_merged(
 
 
 def open_base(description: AdapterDescription, base: Path | None) -> tuple[Path, Any, Any]:
-    """Return the folder of the base model, its class and its config. Raise RunError if one of them is not here.
+    """Return the folder of the base model, its class and its config. Raise RunError if one is not here.
 
     ``base``: the folder; None: the one that the adapter's config names.
     """
