@@ -59,6 +59,7 @@ class MemberStage:
     """Parts of a split model that one member holds. ``mirrors``: by the rank whose training is mirrored.
 
     ``run``: its blocks; None of a spare. ``kept``: trained state beside them, of the same step.
+    ``has_frozen``: parts of the model are not trained.
     """
 
     def __init__(self, task: SplitTask, weights: StageWeights, kept: KeptState) -> None:
@@ -67,6 +68,7 @@ class MemberStage:
         self.trained = {
             name: parameter for name, parameter in task.model.named_parameters() if parameter.requires_grad
         }
+        self.has_frozen = any(not parameter.requires_grad for parameter in task.model.parameters())
         self.stage: Stage | None = None
         self.own = self._trained_state({})
         self.mirrors: dict[int, TrainedState] = {}
@@ -154,11 +156,6 @@ class MemberStage:
             if state.parameters:
                 states |= state.export(list(state.parameters))
         return states
-
-    @property
-    def has_frozen(self) -> bool:
-        """Return True if parts of the model are not trained."""
-        return any(not parameter.requires_grad for parameter in self._task.model.parameters())
 
     def export_unit(self, unit: int) -> ParameterStates:
         """Return the state of a unit that is trained or mirrored here."""
