@@ -1,9 +1,10 @@
-"""A split model on three real agents: the worker of one is killed, comes back, and nothing is lost."""
+"""A split model on three real agents: workers are killed, come back or not, and nothing is lost."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from barnraise.collectives.torch_patch.torch_version import has_python_backends
 from benchmarks.agents.local import LocalAgents
 from benchmarks.watch.session import row_of
 from tests.repository import ROOT
-from tests.unit.training.pipeline.block_model import write_base
+from tests.unit.training.pipeline.block_model import BLOCKS, write_base
 
 pytestmark = [
     pytest.mark.slow,
@@ -36,11 +37,17 @@ marks = Path(sys.argv[1])
 import barnraise, torch
 from block_model import BlockModel, loader
 torch.set_num_threads(1)
+whole = len(sys.argv) > 2
+if whole:
+    from limited_memory import limit_memory
+    limit_memory(int(sys.argv[2]))
 node = os.environ.get("BARNRAISE_NODE", "alone")
 (marks / f"pid-{os.getpid()}").write_text(node)
 run = barnraise.init(seed=0, unit=2, checkpoint_s=1.0)
 with run.empty():
     model = BlockModel()
+if whole:
+    model.requires_grad_(True)
 model, batches = run.split(
     model,
     loader(),
@@ -56,6 +63,20 @@ for _ in run.epochs(60):
             time.sleep(0.5)
 run.save(marks / f"{node}.safetensors")
 """
+
+
+# As on machines with so little memory that no one can hold the whole model with its optimizer.
+LIMITED_MEMORY = """
+from barnraise.training.pipeline import split_loop, split_training
+from barnraise.training.pipeline.members.member_stage import MemberStage
+from barnraise.training.pipeline.prediction import forecast
+
+def limit_memory(limit):
+    split_loop.free_memory = lambda device: limit
+    MemberStage.held_bytes = lambda self: 0
+    split_training.with_kept = forecast.with_kept = lambda parts, kept: parts
+"""
+MEMORY = 20_000  # bytes of a machine: the model and its optimizer take 25 kB, and mirrors 19 kB more
 
 
 def read_losses(path: Path) -> dict[int, float]:
@@ -77,6 +98,7 @@ def folders(tmp_path: Path) -> tuple[Path, Path]:
     model = ROOT / "tests" / "unit" / "training" / "pipeline" / "block_model.py"
     (project / "block_model.py").write_text(model.read_text())
     (project / "train.py").write_text(SCRIPT)
+    (project / "limited_memory.py").write_text(LIMITED_MEMORY)
     return project, marks
 
 
@@ -143,6 +165,71 @@ def test_deaths_of_workers_change_no_result(victims: int, folders: tuple[Path, P
     check_history(history, expected)
 
 
+def test_full_fine_tuning_goes_on_from_parts_of_a_checkpoint_on_fewer_machines(
+    folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """All workers are killed, and one machine does not come back: the others have copies of its parts."""
+    project, marks = folders
+    shutil.rmtree(marks / "base")
+    write_base(marks / "base", None)
+    with LocalAgents(3) as agents:
+        agents.form()
+        words = ("run", "--env", "agent", "--detach", "train.py", str(marks), str(MEMORY))
+        done = agents.type(0, *words, folder=project)
+        assert done.returncode == 0, done.stderr
+        run = done.stdout.strip().splitlines()[-1]
+
+        def rows() -> list[tuple[int, int]]:
+            return [row for path in marks.glob("losses-*") for row in read_rows(path)]
+
+        agents.until(lambda: any(step >= 8 and world == 3 for step, world in rows()), "all train", PATIENCE_S)
+        agents.until(lambda: len(holders_of_parts(agents)) == 3, "all save their parts", PATIENCE_S)
+        parts = holders_of_parts(agents)
+        for worker in sorted(marks.glob("pid-*")):
+            os.kill(int(worker.name.removeprefix("pid-")), signal.SIGKILL)
+        agents.kill(2)
+        killed_at = max(rows())[0]
+
+        def goes_on() -> bool:
+            return any(world == 2 and step > killed_at + 1 for step, world in rows())
+
+        agents.until(goes_on, "two machines train", PATIENCE_S)
+        (marks / "go").touch()
+        agents.until(lambda: row_of(agents, run).phase == "ended", "the run has ended", PATIENCE_S)
+        exported = agents.type(0, "export", run, str(tmp_path / "exported"), folder=project)
+        output = agents.type(0, "logs", run, folder=project).stdout
+    assert exported.returncode == 0, exported.stderr
+    assert all(0 < len(names) < BLOCKS + 2 for names in parts.values()), "no machine has the whole state"
+    assert min(step for step, world in rows() if world == 2) > 1, "it did not start again"
+    assert "in 7 parts" in " ".join(output.split())
+    assert "training goes back to the newest checkpoint" in " ".join(output.split())
+    alone = train_alone(project, marks, str(MEMORY * 100))
+    expected = read_losses(marks / "losses-alone")
+    assert sorted(expected) == list(range(1, STEPS + 1))
+    seen: set[int] = set()
+    for path in marks.glob("losses-*"):
+        losses = read_losses(path)
+        seen |= losses.keys()
+        for step, loss in losses.items():
+            assert loss == pytest.approx(expected[step], abs=1e-5), (path.name, step)
+    assert seen == expected.keys(), "every step was committed"
+    model = load_file(tmp_path / "exported" / "model.safetensors")
+    assert {name: value.shape for name, value in model.items()} == {
+        name: value.shape for name, value in alone.items()
+    }
+
+
+def holders_of_parts(agents: LocalAgents) -> dict[int, set[str]]:
+    """Return the names of the newest parts on each disk that has any."""
+    found: dict[int, set[str]] = {}
+    for place in range(agents.count):
+        folders = sorted(agents.state(place).glob("runs/*/checkpoints/step-*"))
+        names = {path.name for path in folders[-1].glob("part-*")} if folders else set()
+        if names:
+            found[place] = names
+    return found
+
+
 def check_history(history: dict[str, Any], expected: dict[int, float]) -> None:
     """Compare the record of the run with what one process has computed."""
     assert (history["step"], history["missing"]) == (STEPS, 0)
@@ -180,12 +267,12 @@ def test_dry_run_places_the_model_and_trains_nothing(folders: tuple[Path, Path])
     assert all(machine["block_s"] > 0 for machine in report["machines"])
     assert list(marks.glob("losses-*")) == []
     assert list(marks.glob("*.safetensors")) == []
-    assert sorted(path.name for path in project.iterdir()) == ["block_model.py", "train.py"]
+    assert sorted(path.name for path in project.iterdir()) == ["block_model.py", "limited_memory.py", "train.py"]
 
 
-def train_alone(project: Path, marks: Path) -> dict[str, torch.Tensor]:
+def train_alone(project: Path, marks: Path, *more: str) -> dict[str, torch.Tensor]:
     """Train in one process without an agent, and return the trained weights."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("BARNRAISE_")}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(project)])
-    subprocess.run([sys.executable, "train.py", str(marks)], cwd=project, env=environment, check=True)
+    subprocess.run([sys.executable, "train.py", str(marks), *more], cwd=project, env=environment, check=True)
     return dict(load_file(marks / "alone.safetensors"))

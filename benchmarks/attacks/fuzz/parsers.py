@@ -116,6 +116,8 @@ OWN_DATA = {
     "barnraise.artifacts.store.stamps:_fraction": "a hash that this machine computed",
     "barnraise.checkpoint.files:Checkpoints.read": "a file whose signed hash was compared",
     "barnraise.checkpoint.holders:_notes": "a private file",
+    "barnraise.checkpoint.parts.part_files:open_part": "a file whose signed hash was compared",
+    "barnraise.checkpoint.parts.part_files:shared_state": "a manifest whose signature was checked",
     "barnraise.checkpoint.shard_exchange:_all_gather_bytes": "its own message, padded",
     "barnraise.cli.agent_call:print_json": "text that the line itself encoded",
     "barnraise.cli.machine.torch_install:probe": "a child process",

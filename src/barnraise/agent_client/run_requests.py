@@ -22,6 +22,7 @@ Offset = Annotated[int, Meta(ge=0, le=LARGEST_OFFSET)]
 Rank = Annotated[int, Meta(ge=0, le=1024)]
 Step = Annotated[int, Meta(ge=0, lt=10**12)]
 Node = Annotated[bytes, Meta(min_length=32, max_length=32)]
+PartNumbers = Annotated[tuple[Annotated[int, Meta(ge=0, lt=4096)], ...], Meta(max_length=4096)]
 Speed = Annotated[float, Meta(ge=0, le=1e15)]
 
 
@@ -193,11 +194,15 @@ class NewestCheckpointRequest(msgspec.Struct, frozen=True, tag="newest?"):
 
 
 class FetchCheckpointRequest(msgspec.Struct, frozen=True, tag="bring?"):
-    """Have this checkpoint on this disk; answers when it is there, or a little later how far it is."""
+    """Have this checkpoint on this disk; answers when it is there, or a little later how far it is.
+
+    ``parts``: the ones that are wanted of a checkpoint in parts; empty for all.
+    """
 
     run: RunName
     step: Step
     wait_s: Annotated[float, Meta(ge=0, le=60)] = 10.0
+    parts: PartNumbers = ()
 
 
 class RolesRequest(msgspec.Struct, frozen=True, tag="roles?"):
@@ -453,6 +458,7 @@ class NewestCheckpointResponse(msgspec.Struct, frozen=True, tag="newest"):
     """``run`` is empty if there is none; ``machines`` are the names of those that have it.
 
     ``sharded``: of a run that has only such checkpoints, the newest step; ``machines`` have parts of them.
+    ``parts``: the numbers of those that ``machines`` have together; empty if the checkpoint is in one file.
     """
 
     run: str = ""
@@ -462,6 +468,7 @@ class NewestCheckpointResponse(msgspec.Struct, frozen=True, tag="newest"):
     sharded: int = 0
     absent: tuple[str, ...] = ()  # awaited machines that are not in reach
     generation: int = 0  # in which it was saved
+    parts: PartNumbers = ()
 
 
 class FetchCheckpointResponse(msgspec.Struct, frozen=True, tag="bring"):

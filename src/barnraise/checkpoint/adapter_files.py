@@ -77,25 +77,9 @@ def write_merged(
     trained, which may be more than the adapter. ``hashes``: of the base that was trained with. Raise RunError
     if the base is another one, or if its class has no place for what was trained.
     """
-    config_file = decode(_configs, description.config.encode(), "the adapter's config cannot be read")
-    source = base or Path(config_file.base_model_name_or_path or "")
-    if not (source / "config.json").is_file():
-        raise RunError(
-            f"the base model is not here: there is no {source / 'config.json'}",
-            hint="Name its folder or its id: barnraise export RUN FOLDER --merged --base PATH|ID",
-        )
-    try:
-        import peft
-        import transformers
-    except ModuleNotFoundError as error:
-        raise RunError(f"{error.name} is not installed here", hint="pip install peft transformers") from error
-    config = transformers.AutoConfig.from_pretrained(source, local_files_only=True)
-    kind = getattr(transformers, (config.architectures or [""])[0], None)
-    if kind is None:
-        raise RunError(
-            f"{source / 'config.json'} names no architecture of Transformers",
-            hint="Export with --adapter, and merge it with peft where the model's class is.",
-        )
+    source, kind, _ = open_base(description, base)
+    import peft
+
     whole = kind.from_pretrained(source, local_files_only=True, dtype="auto")
     with tempfile.TemporaryDirectory(prefix="barnraise-adapter-") as draft:
         write_adapter(Path(draft), description, model, info)
@@ -114,6 +98,38 @@ def write_merged(
     more = {name: model[name] for name in model.keys() & tensors.keys() - description.names.keys()}
     whole.load_state_dict(more, strict=False)
     whole.merge_and_unload().save_pretrained(folder)
+    copy_tokenizer(source, folder)
+
+
+def open_base(description: AdapterDescription, base: Path | None) -> tuple[Path, Any, Any]:
+    """Return the folder of the base model, its class and its config. Raise RunError if one is not here.
+
+    ``base``: the folder; None: the one that the adapter's config names.
+    """
+    config_file = decode(_configs, description.config.encode(), "the adapter's config cannot be read")
+    source = base or Path(config_file.base_model_name_or_path or "")
+    if not (source / "config.json").is_file():
+        raise RunError(
+            f"the base model is not here: there is no {source / 'config.json'}",
+            hint="Name its folder or its id: barnraise export RUN FOLDER --merged --base PATH|ID",
+        )
+    try:
+        import peft  # noqa: F401  # the merge needs it
+        import transformers
+    except ModuleNotFoundError as error:
+        raise RunError(f"{error.name} is not installed here", hint="pip install peft transformers") from error
+    config = transformers.AutoConfig.from_pretrained(source, local_files_only=True)
+    kind = getattr(transformers, (config.architectures or [""])[0], None)
+    if kind is None:
+        raise RunError(
+            f"{source / 'config.json'} names no architecture of Transformers",
+            hint="Export with --adapter, and merge it with peft where the model's class is.",
+        )
+    return source, kind, config
+
+
+def copy_tokenizer(source: Path, folder: Path) -> None:
+    """Copy the files of a base model's tokenizer."""
     for pattern in _TOKENIZER:
         for file in source.glob(pattern):
             if file.is_file():

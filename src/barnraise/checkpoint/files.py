@@ -13,7 +13,8 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -27,7 +28,7 @@ from barnraise.checkpoint.serialization import FlatState, digest
 from barnraise.checkpoint.signer import CheckpointSigner
 from barnraise.core import metrics
 from barnraise.core.errors import BarnraiseError, CheckpointError, RunError
-from barnraise.core.files import remove_tree, replace, sync_path
+from barnraise.core.files import discard, remove_tree, replace, sync_path
 from barnraise.core.metrics import catalogue
 from barnraise.runs.checkpoint_manifest import (
     MANIFEST,
@@ -47,7 +48,7 @@ from barnraise.runs.record import MOST_MACHINES
 
 log = logging.getLogger("barnraise.checkpoint")
 
-_DRAFT = ".draft-"
+DRAFT = ".draft-"
 _OLDER = "An older checkpoint is used instead."
 
 T = TypeVar("T")
@@ -70,7 +71,7 @@ class Checkpoints:
 
     def __init__(self, folder: Path, run: str, signer: CheckpointSigner) -> None:
         self.run = run
-        self._folder = folder
+        self.folder = folder
         self._signer = signer
         self._writing: threading.Thread | None = None
         self.before_seal: Callable[[], None] = lambda: None
@@ -94,15 +95,22 @@ class Checkpoints:
         if self._writing is not None:
             self._writing.join()
 
-    def newest(self) -> tuple[CheckpointManifest, FlatState] | None:
-        """Return the newest valid checkpoint, provisional ones last. Log why others are skipped."""
+    def manifests(self) -> list[tuple[CheckpointManifest, Path]]:
+        """Return the manifests of this folder, provisional ones last, and where they are. Newest first.
+
+        Tensors are not verified. Log which manifests are invalid, and why.
+        """
         known = []
-        for folder in self._folder.iterdir() if self._folder.is_dir() else ():
+        for folder in self.folder.iterdir() if self.folder.is_dir() else ():
             if folder_step(folder.name) is not None:
                 manifest = self._try(folder, self._manifest)
-                known += [(to_held_checkpoint(manifest), folder)] if manifest is not None else []
-        for _, folder in sorted(known, key=lambda pair: (pair[0].agreed, pair[0].age), reverse=True):
-            checkpoint = self._try(folder, self.read)
+                known += [(manifest, folder)] if manifest is not None else []
+        return sorted(known, key=lambda pair: _order(pair[0]), reverse=True)
+
+    def newest(self) -> tuple[CheckpointManifest, FlatState] | None:
+        """Return the newest valid checkpoint in one file, provisional ones last. Log which are skipped."""
+        for manifest, folder in self.manifests():
+            checkpoint = self._try(folder, self.read) if manifest.file is not None else None
             if checkpoint is not None:
                 return checkpoint
         return None
@@ -135,14 +143,14 @@ class Checkpoints:
             return None
 
     def _write(self, parts: FlatState, info: CheckpointInfo) -> None:
-        draft = self._folder / f"{_DRAFT}{info.step:08}"
+        draft = self.folder / f"{DRAFT}{info.step:08}"
         start = time.monotonic()
         try:
-            for left in self._folder.glob(f"{_DRAFT}*"):  # of a killed process
+            for left in self.folder.glob(f"{DRAFT}*"):  # of a killed process
                 remove_tree(left)
             draft.mkdir(parents=True)
             tensors = {f"t{number}": tensor for number, tensor in enumerate(parts.tensors)}
-            save_file(_without_aliases(tensors), draft / STATE)
+            save_file(without_aliases(tensors), draft / STATE)
             name = digest(parts).hex()
             manifest = CheckpointManifest(
                 run=self.run,
@@ -161,26 +169,38 @@ class Checkpoints:
             (draft / SEAL).write_bytes(encode(self._signer.sign(info.step, fingerprint(data))))
             for file in draft.iterdir():
                 sync_path(file)
-            target = self._folder / folder_name(info.step)
+            target = self.folder / folder_name(info.step)
             remove_tree(target)
             replace(draft, target)
-            sync_path(self._folder)
+            sync_path(self.folder)
             self._last = name
             metrics.counter(catalogue.CHECKPOINTS).inc()
             metrics.histogram(catalogue.CHECKPOINT_TIME).observe(time.monotonic() - start)
-            for old in outdated_folders(modification_times(self._folder), keep=info.step):
-                remove_tree(self._folder / old)
+            for old in outdated_folders(modification_times(self.folder), keep=info.step):
+                remove_tree(self.folder / old)
         except (OSError, SafetensorError, BarnraiseError) as error:  # also raised when the disk is full
             reason = getattr(error, "strerror", None) or getattr(error, "message", None) or error
             # At once: after the last checkpoint of a run there is no other occasion.
             log.warning(
-                "the checkpoint of step %d was not written: %s in %s", info.step, reason, self._folder
+                "the checkpoint of step %d was not written: %s in %s", info.step, reason, self.folder
             )
             remove_tree(draft)
 
 
+def _order(manifest: CheckpointManifest) -> tuple[bool, tuple[int, int]]:
+    held = to_held_checkpoint(manifest)
+    return held.agreed, held.age
+
+
 def write_model(tensors: Mapping[str, torch.Tensor], path: Path, info: Mapping[str, str]) -> None:
-    """Write parameters and buffers as safetensors, atomically.
+    """Write parameters and buffers as safetensors, atomically."""
+    with model_draft(path) as draft:
+        save_file(without_aliases(tensors), draft, metadata=dict(info))
+
+
+@contextmanager
+def model_draft(path: Path) -> Iterator[Path]:
+    """Give a draft to be written, which replaces the file in the end.
 
     Several machines may write the same file in a shared folder.
     """
@@ -190,12 +210,16 @@ def write_model(tensors: Mapping[str, torch.Tensor], path: Path, info: Mapping[s
         if writer.isdecimal() and not psutil.pid_exists(int(writer)):
             left.unlink(missing_ok=True)
     draft = path.with_name(f"{ours}{os.getpid()}")
-    save_file(_without_aliases(tensors), draft, metadata=dict(info))
-    sync_path(draft)
-    replace(draft, path)
+    try:
+        yield draft
+        sync_path(draft)
+        replace(draft, path)
+    except BaseException:
+        discard(draft)
+        raise
 
 
-def _without_aliases(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def without_aliases(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return the tensors, contiguous and on the CPU; copy only what shares memory with an earlier one.
 
     safetensors rejects tensors that share memory. A copy of all would double the memory of a large model.

@@ -49,8 +49,8 @@ class CheckpointSigner(Protocol):
         Checkpoints of the runs that this run resumes count as well; those in ``passing_over`` do not.
         """
 
-    def fetch(self, run: str, step: int) -> None:
-        """Block until the checkpoint is on this machine's disk."""
+    def fetch(self, run: str, step: int, parts: Collection[int] = ()) -> None:
+        """Block until the checkpoint is on this machine's disk. ``parts``: of one in parts only these."""
 
 
 class AgentCheckpointSigner:
@@ -76,12 +76,9 @@ class AgentCheckpointSigner:
         request = NewestCheckpointRequest(self._run, True, tuple(passing_over), tuple(awaiting))
         return self._ask(request, NewestCheckpointResponse, _REQUEST_S)
 
-    def fetch(self, run: str, step: int) -> None:
-        while not (
-            response := self._ask(
-                FetchCheckpointRequest(run, step, _REPORT_S), FetchCheckpointResponse, _REQUEST_S
-            )
-        ).here:
+    def fetch(self, run: str, step: int, parts: Collection[int] = ()) -> None:
+        request = FetchCheckpointRequest(run, step, _REPORT_S, tuple(sorted(parts)))
+        while not (response := self._ask(request, FetchCheckpointResponse, _REQUEST_S)).here:
             done, size = format_size(response.done_bytes), format_size(response.all_bytes)
             log.warning("waiting for the checkpoint of step %d: received %s of %s", step, done, size)
 

@@ -13,17 +13,23 @@ from barnraise.identity import NodeKey
 from barnraise.identity.trust import TrustLog
 from barnraise.runs.checkpoint_manifest import (
     CheckpointManifest,
+    CheckpointPart,
     HeldCheckpoint,
     allowed_signers,
     encode,
+    find_checkpoints,
     fingerprint,
     folder_name,
     folder_step,
+    lacks_copies,
     newest_checkpoint,
     next_copy_target,
+    next_part_copies,
     outdated_folders,
+    plan_fetch,
     read_manifest,
     sign,
+    to_held_checkpoint,
 )
 from barnraise.runs.record import RunSpec
 
@@ -121,6 +127,80 @@ def test_copies_are_sent_one_by_one_until_there_are_enough(holders: set[int], co
         assert given[0] not in have
         have.add(given[0])
     assert len(have) == max(copies, len(holders))
+
+
+PARTS = tuple(CheckpointPart(number, 100, HASH) for number in (1, 2, 5))
+IN_PARTS = replace(MANIFEST, file=None, parts=PARTS)
+
+
+def test_manifest_names_one_file_or_parts() -> None:
+    def read(manifest: CheckpointManifest) -> CheckpointManifest:
+        data = encode(manifest)
+        return read_manifest(data, encode(sign(KEY, RUN, 42, fingerprint(data))), RUN, MAY)
+
+    assert read(IN_PARTS) == IN_PARTS
+    for wrong in (
+        replace(MANIFEST, parts=PARTS),
+        replace(MANIFEST, file=None),
+        replace(IN_PARTS, parts=PARTS + PARTS[:1]),
+    ):
+        with pytest.raises(RunError, match="names no state, or a part twice"):
+            read(wrong)
+
+
+def in_parts(*parts: int, step: int = 42, generation: int = 3, agreed: bool = True) -> HeldCheckpoint:
+    return replace(to_held_checkpoint(IN_PARTS, parts), step=step, generation=generation, agreed=agreed)
+
+
+def test_checkpoint_in_parts_counts_if_machines_have_all_of_them_together() -> None:
+    assert find_checkpoints({"a": [in_parts(1, 2)], "b": [in_parts(2)]}) == []
+    (found,) = find_checkpoints({"a": [in_parts(1, 2)], "b": [in_parts(5, 2), in_parts(1, step=50)]})
+    assert found.held == replace(in_parts(), parts=())
+    assert found.holders == {"a": {1, 2}, "b": {2, 5}}
+    assert find_checkpoints({"a": [in_parts(1, 2)], "b": [in_parts(5, generation=4)]}) == [], "of another group"
+    (known,) = find_checkpoints({"a": [in_parts(1, 2, agreed=False)], "b": [in_parts(5)]})
+    assert known.held.agreed, "one of them knows that it counts"
+    (partly,) = find_checkpoints({"a": [in_parts(1)]}, incomplete=True)
+    assert partly.holders == {"a": {1}}
+
+
+def test_checkpoints_in_one_file_are_found_on_each_machine() -> None:
+    held, other = HeldCheckpoint(RUN, 42, True, 3), HeldCheckpoint(RUN, 42, False, 3)
+    found = find_checkpoints({"a": [held], "b": [held, in_parts(1)], "c": [other]})
+    assert {each.held: sorted(each.holders) for each in found} == {held: ["a", "b"], other: ["c"]}
+
+
+def test_missing_parts_come_from_the_machine_that_has_most_of_them() -> None:
+    holders = {"a": frozenset({1, 2}), "b": frozenset({2, 5, 7}), "c": frozenset[int]()}
+    assert plan_fetch({1, 2, 5}, holders) == ("a", (1, 2))
+    assert plan_fetch({2, 5}, holders) == ("b", (2, 5))
+    assert plan_fetch({9}, holders) is None
+    assert plan_fetch({9}, dict[str, frozenset[int]]()) is None
+
+
+@given(
+    st.lists(st.sets(st.integers(0, 4)), min_size=3, max_size=5).filter(lambda held: any(held)),
+    st.integers(1, 5),
+)
+def test_parts_are_copied_until_each_is_on_enough_machines(held: list[set[int]], copies: int) -> None:
+    """All holders agree on who sends what, no machine gets a part twice, and the copying ends."""
+    nodes = [bytes([number]) for number in range(len(held))]
+    have = dict(zip(nodes, held, strict=True))
+    every = set().union(*held)
+    while True:
+        now = {node: frozenset(parts) for node, parts in have.items()}
+        sent = [(me, copy) for me in nodes if (copy := next_part_copies(me, now, nodes, copies)) is not None]
+        if not sent:
+            break
+        for me, (target, parts) in sent:
+            assert lacks_copies(me, now, copies)
+            assert now[me].issuperset(parts)
+            assert not have[target].intersection(parts)
+            have[target] |= set(parts)
+    now = {node: frozenset(parts) for node, parts in have.items()}
+    wanted = min(copies, len(nodes))
+    assert all(sum(part in parts for parts in have.values()) >= wanted for part in every)
+    assert not any(lacks_copies(me, now, wanted) for me in nodes)
 
 
 def test_newest_three_checkpoints_are_kept() -> None:

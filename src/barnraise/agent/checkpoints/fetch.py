@@ -17,6 +17,9 @@ from barnraise.agent.runs.registry import RunEntry
 from barnraise.artifacts import data_limits, folder_limits
 from barnraise.core.errors import BarnraiseError, CheckpointError, RunError
 from barnraise.identity import NodeId
+from barnraise.runs.checkpoint_manifest import FoundCheckpoint, plan_fetch
+
+_Wanted = tuple[str, int, frozenset[int]]  # run, step, and parts; no parts for all
 
 _log = logging.getLogger(__name__)
 
@@ -27,10 +30,17 @@ class CheckpointDirectory(Protocol):
     def signers_of(self, run: str) -> frozenset[bytes]:
         """Return the nodes whose signature on a checkpoint of this run is accepted."""
 
-    async def holders_of(self, run: str, step: int) -> list[NodeId]:
-        """Return the connected machines that have this checkpoint."""
+    async def find(
+        self, run: str, step: int, only: Sequence[NodeId] = ()
+    ) -> FoundCheckpoint[NodeId] | None:
+        """Return the newest checkpoint of this step that connected machines have together, or None.
 
-    async def request_files(self, node: NodeId, run: str, step: int) -> FilesResponse:
+        ``only``: what these machines have of it, also if that is not all.
+        """
+
+    async def request_files(
+        self, node: NodeId, run: str, step: int, parts: Collection[int] = ()
+    ) -> FilesResponse:
         """Ask a machine for read access to a checkpoint; step 0: to the files of the run."""
 
 
@@ -48,7 +58,7 @@ class CheckpointTransfer:
 
 
 class CheckpointFetcher:
-    """All fetches of this machine; one checkpoint is fetched once at a time."""
+    """All fetches of this machine; one checkpoint, or one choice of its parts, is fetched once at a time."""
 
     def __init__(
         self,
@@ -63,25 +73,35 @@ class CheckpointFetcher:
         self._artifacts = artifacts
         self._local = local
         self._grants = grants
-        self._transfers: dict[tuple[str, int], CheckpointTransfer] = {}
+        self._transfers: dict[_Wanted, CheckpointTransfer] = {}
+        self._fetching_parts = asyncio.Lock()  # parts of one checkpoint share files of the store
 
-    def start(self, run: str, step: int, holders: Sequence[NodeId] = ()) -> CheckpointTransfer:
-        """Start a fetch, or return the running one; without ``holders`` all connected machines are asked."""
+    def start(
+        self, run: str, step: int, parts: Collection[int] = (), holders: Sequence[NodeId] = ()
+    ) -> CheckpointTransfer:
+        """Start a fetch, or return the running one; without ``holders`` all connected machines are asked.
+
+        ``parts``: the ones that are wanted of a checkpoint in parts; empty for all.
+        """
         for key in [key for key, transfer in self._transfers.items() if transfer.task.done()]:
             del self._transfers[key]
-        transfer = self._transfers.get((run, step))
+        wanted = run, step, frozenset(parts)
+        transfer = self._transfers.get(wanted)
         if transfer is None:
-            task = asyncio.get_running_loop().create_task(self.fetch(run, step, holders))
+            task = asyncio.get_running_loop().create_task(self.fetch(run, step, holders, parts))
             task.add_done_callback(lambda task: task.cancelled() or task.exception())
-            transfer = self._transfers[run, step] = CheckpointTransfer(task)
+            transfer = self._transfers[wanted] = CheckpointTransfer(task)
         return transfer
 
-    async def wait(self, run: str, step: int, wait_s: float) -> CheckpointTransfer:
+    async def wait(
+        self, run: str, step: int, wait_s: float, parts: Collection[int] = ()
+    ) -> CheckpointTransfer:
         """Start a fetch or join the running one, and wait; raise its error if the fetch failed."""
-        transfer = self._transfers.get((run, step)) or self.start(run, step)
+        wanted = run, step, frozenset(parts)
+        transfer = self._transfers.get(wanted) or self.start(run, step, parts)
         await asyncio.wait({transfer.task}, timeout=wait_s)
         if transfer.task.done():
-            self._transfers.pop((run, step), None)
+            self._transfers.pop(wanted, None)
             transfer.task.result()
         return transfer
 
@@ -92,26 +112,62 @@ class CheckpointFetcher:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def fetch(self, run: str, step: int, holders: Sequence[NodeId] = ()) -> None:
-        """Fetch a checkpoint unless it is here and whole; raise CheckpointError if no machine can send it."""
+    async def fetch(
+        self, run: str, step: int, holders: Sequence[NodeId] = (), parts: Collection[int] = ()
+    ) -> None:
+        """Fetch a checkpoint, or some of its parts, unless they are here and whole.
+
+        ``holders``: only these machines are asked. Raise CheckpointError if no machine can send it.
+        """
         signers = self._directory.signers_of(run)
-        if await asyncio.to_thread(self._local.is_whole, run, step, signers):
+        if not parts and await asyncio.to_thread(self._local.is_whole, run, step, signers):
             return
-        if not holders:
-            holders = await self._directory.holders_of(run, step)
+        # Without parts the one that holds it is known, and it has all.
+        found = await self._directory.find(run, step, holders) if parts or not holders else None
+        if found is not None and found.held.count:
+            await self._fetch_parts(found, parts, signers)
+            return
+        nodes = holders or (list(found.holders) if found is not None else [])
         why = "no connected machine has it"
-        for node in [node for node in holders if node != self._context.me]:
+        for node in [node for node in nodes if node != self._context.me]:
             try:
-                await self._fetch_from(node, run, step, signers)
+                await self._fetch_from(node, run, step, signers, (run, step, frozenset(parts)))
             except (BarnraiseError, OSError) as error:
                 why = error.message if isinstance(error, BarnraiseError) else str(error)
                 _log.warning("cannot fetch a checkpoint from %s: %s", self._context.name_of(node), why)
             else:
                 return
-        raise CheckpointError(
-            f"cannot fetch the checkpoint of step {step} of run {run}: {why}",
-            hint="Switch on the machines that saved it: barnraise status",
-        )
+        raise _unreachable(run, step, why)
+
+    async def _fetch_parts(
+        self,
+        found: FoundCheckpoint[NodeId],
+        wanted: Collection[int],
+        signers: Collection[bytes],
+    ) -> None:
+        """Fetch parts of a checkpoint, each from a machine that has it."""
+        held, me = found.held, self._context.me
+        every = frozenset(part for parts in found.holders.values() for part in parts)
+        missing = frozenset(wanted) or every
+        holders = {node: parts for node, parts in found.holders.items() if node != me}
+        why = "no connected machine has all of its parts"
+        key = held.run, held.step, frozenset(wanted)
+        while True:
+            async with self._fetching_parts:
+                missing = await asyncio.to_thread(self._local.missing_parts, held, missing, signers)
+                if not missing:
+                    return
+                plan = plan_fetch(missing, holders)
+                if plan is None:
+                    raise _unreachable(held.run, held.step, why)
+                node, parts = plan
+                del holders[node]  # it sends all that it can at once
+                try:
+                    await self._fetch_from(node, held.run, held.step, signers, key, parts)
+                except (BarnraiseError, OSError) as error:
+                    why = error.message if isinstance(error, BarnraiseError) else str(error)
+                    name = self._context.name_of(node)
+                    _log.warning("cannot fetch parts of a checkpoint from %s: %s", name, why)
 
     async def fetch_files(self, node: NodeId, entry: RunEntry, manifests: Sequence[bytes]) -> None:
         """Fetch files that a run was started with from one machine."""
@@ -123,9 +179,17 @@ class CheckpointFetcher:
             )
             await self._artifacts.fetch(manifest, [node], [self._context.me], limits)
 
-    async def _fetch_from(self, node: NodeId, run: str, step: int, signers: Collection[bytes]) -> None:
-        manifest = await self._request_access(node, run, step)
-        transfer = self._transfers.get((run, step))
+    async def _fetch_from(
+        self,
+        node: NodeId,
+        run: str,
+        step: int,
+        signers: Collection[bytes],
+        key: _Wanted,
+        parts: Collection[int] = (),
+    ) -> None:
+        manifest = await self._request_access(node, run, step, parts)
+        transfer = self._transfers.get(key)
         progress = transfer.update if transfer is not None else lambda _: None
         limits = data_limits(self._context.settings)
         # The sender may name a manifest that this machine has for another reason.
@@ -137,10 +201,19 @@ class CheckpointFetcher:
             if manifest not in self._grants and not was_here:  # the checkpoint folder has its own copy
                 await asyncio.to_thread(self._local.withdraw, manifest)
 
-    async def _request_access(self, node: NodeId, run: str, step: int) -> bytes:
-        response = await self._directory.request_files(node, run, step)
+    async def _request_access(
+        self, node: NodeId, run: str, step: int, parts: Collection[int] = ()
+    ) -> bytes:
+        response = await self._directory.request_files(node, run, step, parts)
         if not response.manifest:
             raise RunError(
                 f"{self._context.name_of(node)} does not send it: {response.words}", hint="Try others."
             )
         return response.manifest
+
+
+def _unreachable(run: str, step: int, why: str) -> CheckpointError:
+    return CheckpointError(
+        f"cannot fetch the checkpoint of step {step} of run {run}: {why}",
+        hint="Switch on the machines that saved it: barnraise status",
+    )

@@ -19,10 +19,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class _Grant:
-    """Read access to one manifest; ``step`` 0: to files that the run was started with."""
+    """Read access to one manifest; ``step`` 0: to files that the run was started with.
+
+    ``parts``: those of a checkpoint in parts.
+    """
 
     run: str
     step: int
+    parts: frozenset[int] = frozenset()
     until: dict[NodeId, float] = field(default_factory=dict)  # expiry by reader
 
 
@@ -50,14 +54,23 @@ class ReadGrants:
         grant = self._grants.get(manifest)
         return grant.until if grant is not None else ()
 
-    async def grant(self, node: NodeId, run: str, step: int, signers: Collection[bytes]) -> bytes:
-        """Let a machine read a checkpoint and return its manifest; raise BarnraiseError if it is damaged."""
+    async def grant(
+        self, node: NodeId, run: str, step: int, signers: Collection[bytes], parts: Collection[int] = ()
+    ) -> bytes:
+        """Let a machine read a checkpoint, or some of its parts, and return the manifest of these files.
+
+        Raise BarnraiseError if they are damaged.
+        """
+        wanted = run, step, frozenset(parts)
         async with self._changing:
-            granted = [name for name, old in self._grants.items() if (old.run, old.step) == (run, step)]
+            granted = [
+                name for name, old in self._grants.items() if (old.run, old.step, old.parts) == wanted
+            ]
             if not granted:
-                packed = await asyncio.to_thread(self._local.publish, run, step, signers)
+                packed = await asyncio.to_thread(self._local.publish, run, step, signers, parts)
                 granted = [packed.id]
             (manifest,) = granted
+            self._grants.setdefault(manifest, _Grant(*wanted))
             self._extend(manifest, run, step, node)
             self._artifacts.allow(manifest, self._grants[manifest].until)
         return manifest

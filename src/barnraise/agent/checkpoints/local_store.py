@@ -9,7 +9,7 @@ import contextlib
 import logging
 import os
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -21,9 +21,11 @@ from barnraise.artifacts.store.linked_files import entry_of, link_files, unlink_
 from barnraise.artifacts.store.manifest import make_manifest, piece_hash
 from barnraise.core.errors import CheckpointError, RunError, ShippingError
 from barnraise.core.files import discard, remove_tree, sync_path
+from barnraise.core.files import replace as replace_file
 from barnraise.identity import NodeKey
 from barnraise.runs.checkpoint_manifest import (
-    FILES,
+    KEPT,
+    KEPT_IN_PARTS,
     LARGEST,
     MANIFEST,
     SEAL,
@@ -43,6 +45,7 @@ from barnraise.runs.checkpoint_manifest import (
 )
 
 _DROPPED = "dropped-"  # prefix of discarded checkpoints; only the latest are kept
+_FETCHED = ".fetched-"  # prefix of parts that are about to join a checkpoint
 
 _log = logging.getLogger(__name__)
 
@@ -101,27 +104,51 @@ class LocalCheckpoints:
         return max((folder_step(path.parent.name) or 0 for path in paths), default=0)
 
     def held(self, run: str, signers: Collection[bytes]) -> list[HeldCheckpoint]:
-        """Return the checkpoints with an accepted signature."""
-        return [to_held_checkpoint(manifest) for manifest in self.manifests(run, signers)]
+        """Return the checkpoints with an accepted signature. Parts count by their size."""
+        manifests = self.manifests(run, signers)
+        return [to_held_checkpoint(manifest, self._parts_of(manifest)) for manifest in manifests]
 
     def is_whole(self, run: str, step: int, signers: Collection[bytes]) -> bool:
         """Tell whether a checkpoint is complete and undamaged; reads all of its bytes."""
         try:
             manifest = self._read(run, step, signers)
+            if manifest.parts:
+                every = {part.number for part in manifest.parts}
+                return self._whole_parts(manifest, every) == every
             return entry_of(self._folder_of(run, step) / STATE, STATE).object.hex() == manifest.file
         except (RunError, OSError):
             return False
 
-    def publish(self, run: str, step: int, signers: Collection[bytes]) -> PackedFolder:
-        """Link a checkpoint into the store so that others can fetch it; raise BarnraiseError if it is
-        damaged."""
+    def missing_parts(
+        self, held: HeldCheckpoint, wanted: Collection[int], signers: Collection[bytes]
+    ) -> frozenset[int]:
+        """Return which of these parts of a checkpoint are not here and whole; reads those that are here."""
+        try:
+            manifest = self._read(held.run, held.step, signers)
+        except RunError:
+            return frozenset(wanted)
+        if (manifest.generation, len(manifest.parts)) != (held.generation, held.count):
+            return frozenset(wanted)
+        return frozenset(wanted) - self._whole_parts(manifest, wanted)
+
+    def publish(
+        self, run: str, step: int, signers: Collection[bytes], parts: Collection[int] = ()
+    ) -> PackedFolder:
+        """Link a checkpoint, or some of its parts, into the store so that others can fetch it.
+
+        Damaged parts are left out. Raise BarnraiseError if nothing is left.
+        """
         manifest = self._read(run, step, signers)
-        packed = link_files(self._folder_of(run, step), FILES, self._store)
-        (state,) = (entry for entry in packed.manifest.files if entry.path == STATE)
-        if state.object.hex() != manifest.file:
-            unlink_files(self._store, packed.id)
+        expected = _state_files(manifest, parts)
+        packed = link_files(self._folder_of(run, step), (MANIFEST, SEAL, *expected), self._store)
+        if _matches(packed.manifest, expected):
+            return packed
+        unlink_files(self._store, packed.id)
+        here = {entry.path: entry.object.hex() for entry in packed.manifest.files}
+        whole = [name for name, file in expected.items() if here[name] == file]
+        if not whole:
             raise CheckpointError(f"the checkpoint of step {step} is damaged", hint="Ask another machine.")
-        return packed
+        return link_files(self._folder_of(run, step), (MANIFEST, SEAL, *whole), self._store)
 
     def withdraw(self, name: bytes) -> None:
         """Remove a published checkpoint from the store."""
@@ -131,10 +158,10 @@ class LocalCheckpoints:
         """Turn fetched files into a checkpoint; raise CheckpointError if they are not the expected one.
 
         This machine signs the checkpoint again, because the original signer may be removed from the cluster
-        later.
+        later. Parts join those that are here already.
         """
         entries = {entry.path: entry for entry in files.files}
-        if set(entries) != set(FILES):
+        if not entries.keys() > LARGEST.keys():
             raise CheckpointError("the fetched files are not a checkpoint", hint="Ask another machine.")
         for name, limit in LARGEST.items():
             if entries[name].size > limit:
@@ -143,20 +170,48 @@ class LocalCheckpoints:
                 )
         data, seal = (self._read_object(entries[name].object) for name in (MANIFEST, SEAL))
         manifest = read_manifest(data, seal, run, signers)
-        if manifest.step != step or entries[STATE].object.hex() != manifest.file:
+        named = {part.name: part.number for part in manifest.parts}
+        received = [named[name] for name in entries if name in named]
+        expected = _state_files(manifest, received)
+        if manifest.step != step or not _matches(files, expected):
             raise CheckpointError(
                 "the fetched files are another checkpoint than the requested one", hint="Ask another machine."
             )
         folder, target = self.folder(run), self._folder_of(run, step)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if received and self._has_same_parts(manifest, signers):
+            self._add(target, [entries[name] for name in expected])
+            return
         remove_tree(target)  # an incomplete one
         own_seal = encode(sign(self._key, run, step, fingerprint(data)))
         entries[SEAL] = own_entry = FileEntry(SEAL, len(own_seal), False, (piece_hash(own_seal),))
         self._store.put_object(own_entry.object, own_seal)
         link_tree(make_manifest(entries.values()), target, self._store.object_path)
         discard(self._store.object_path(own_entry.object))
-        for old in outdated_folders(modification_times(folder), keep=step):
+        kept = KEPT_IN_PARTS if manifest.parts else KEPT
+        for old in outdated_folders(modification_times(folder), step, kept):
             remove_tree(folder / old)
+
+    def _has_same_parts(self, manifest: CheckpointManifest, signers: Collection[bytes]) -> bool:
+        """Tell whether this machine has other parts of the same checkpoint."""
+        try:
+            own = self._read(manifest.run, manifest.step, signers)
+        except RunError:
+            return False
+        return (own.generation, own.parts) == (manifest.generation, manifest.parts)
+
+    def _add(self, target: Path, entries: Collection[FileEntry]) -> None:
+        """Add fetched parts to a checkpoint. Each one appears when it is complete."""
+        fetched = target.with_name(f"{_FETCHED}{target.name}")
+        remove_tree(fetched)  # of a killed agent
+        link_tree(make_manifest(entries), fetched, self._store.object_path)
+        for folder in (fetched, target):
+            folder.chmod(0o700)
+        for entry in entries:
+            discard(target / entry.path)  # a damaged one, which Windows does not replace if it is read-only
+            replace_file(fetched / entry.path, target / entry.path)
+        sync_path(target)
+        remove_tree(fetched)
 
     def settle(self, run: str, signers: Collection[bytes], *, counts: bool) -> None:
         """Confirm checkpoints that were saved without a quorum, or rename them away."""
@@ -197,6 +252,25 @@ class LocalCheckpoints:
         manifest = self._store.manifest(name)
         return manifest is not None and not self._store.missing(manifest)
 
+    def _parts_of(self, manifest: CheckpointManifest) -> list[int]:
+        """Return the parts of a checkpoint that are here with the right size."""
+        folder, here = self._folder_of(manifest.run, manifest.step), []
+        for part in manifest.parts:
+            with contextlib.suppress(OSError):
+                if (folder / part.name).stat().st_size == part.size:
+                    here.append(part.number)
+        return here
+
+    def _whole_parts(self, manifest: CheckpointManifest, wanted: Collection[int]) -> frozenset[int]:
+        """Return which of these parts are here with the right hash."""
+        folder, whole = self._folder_of(manifest.run, manifest.step), set()
+        for part in manifest.parts:
+            if part.number in wanted:
+                with contextlib.suppress(OSError):
+                    if entry_of(folder / part.name, part.name).object.hex() == part.file:
+                        whole.add(part.number)
+        return frozenset(whole)
+
     def _folder_of(self, run: str, step: int) -> Path:
         return self.folder(run) / folder_name(step)
 
@@ -215,3 +289,16 @@ class LocalCheckpoints:
             raise ShippingError(
                 "the fetched files are gone from the store", hint="Fetch it again."
             ) from error
+
+
+def _state_files(manifest: CheckpointManifest, parts: Collection[int]) -> Mapping[str, str]:
+    """Return the content id of each file with tensors, by name; of a checkpoint in parts only these parts."""
+    if manifest.file is not None:
+        return {STATE: manifest.file}
+    return {part.name: part.file for part in manifest.parts if part.number in parts}
+
+
+def _matches(files: FileList, expected: Mapping[str, str]) -> bool:
+    """Tell whether files are those of a checkpoint, and nothing else."""
+    found = {entry.path: entry.object.hex() for entry in files.files if entry.path not in (MANIFEST, SEAL)}
+    return found == dict(expected) and bool(found)

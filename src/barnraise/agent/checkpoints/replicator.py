@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from barnraise.agent.checkpoints.service import CheckpointService
 from barnraise.agent.context import AgentContext
@@ -14,11 +16,12 @@ from barnraise.agent.runs.registry import RunEntry, RunRegistry
 from barnraise.core.errors import BarnraiseError
 from barnraise.identity import NodeId
 from barnraise.runs.checkpoint_manifest import (
-    CheckpointManifest,
     HeldCheckpoint,
+    find_checkpoints,
+    lacks_copies,
     newest_checkpoint,
     next_copy_target,
-    to_held_checkpoint,
+    next_part_copies,
 )
 
 _CHECK_S = 2.0
@@ -27,6 +30,17 @@ _REFUSED_S, _UNREACHED_S = 3600.0, 60.0  # until a machine is asked again
 _GRACE_S = 10.0  # other members may still be writing their own copy
 
 _log = logging.getLogger(__name__)
+
+
+class _MissingCopy(NamedTuple):
+    """Checkpoint that too few machines have. ``node``: the one to copy it to; None if it is another's turn.
+
+    ``parts``: those to copy of a checkpoint in parts.
+    """
+
+    step: int
+    node: NodeId | None
+    parts: tuple[int, ...] = ()
 
 
 class CheckpointReplicator:
@@ -75,49 +89,62 @@ class CheckpointReplicator:
             lacking = await self._missing_copy(entry)
             if lacking is None:
                 self._settled[entry.run] = step
-            elif await self._offer(entry.run, *lacking):
+            elif await self._offer(entry.run, lacking):
                 pause = self._loop.time() - begin
         except (BarnraiseError, OSError) as error:
             _log.info("cannot copy a checkpoint of run %s: %s", entry.run, error)
         self._next_check[entry.run] = self._loop.time() + pause
 
-    async def _missing_copy(self, entry: RunEntry) -> tuple[int, NodeId | None] | None:
-        """Return the newest local step and the machine to copy it to.
+    async def _missing_copy(self, entry: RunEntry) -> _MissingCopy | None:
+        """Return the newest checkpoint, as far as this machine has it, and the machine to copy it to.
 
-        Return None if enough machines have it, or if a machine has a newer one.
+        Return None if enough machines have it, or if only other machines do.
         """
+        responses = await self._service.survey([entry.run])
+        found = {
+            each.held: {node.raw: parts for node, parts in each.holders.items()}
+            for each in find_checkpoints({node: response.held for node, response in responses.items()})
+        }
+        best = newest_checkpoint(found, [entry.run])
         signers = self._service.signers_of(entry.run)
         manifests = await asyncio.to_thread(self._service.local.manifests, entry.run, signers)
-        local: dict[HeldCheckpoint, CheckpointManifest] = {
-            to_held_checkpoint(manifest): manifest for manifest in manifests
-        }
-        responses = await self._service.survey([entry.run])
-        best = newest_checkpoint(
-            (held for response in responses.values() for held in response.held), [entry.run]
-        )
-        if best is None or best not in local:
-            return None
-        me, copies = self._context.me.raw, local[best].copies
-        holders = {node.raw for node, response in responses.items() if best in response.held} | {me}
-        if len(holders) >= copies:
+        lacking = None
+        if best is not None and self._context.me.raw in found[best]:
+            copies = next((each.copies for each in manifests if each.step == best.step), 0)
+            lacking = self._next_copy(entry, best, found[best], copies)
+        age = best.age if best is not None else (0, 0)
+        is_incomplete = any(each.parts and (each.generation, each.step) > age for each in manifests)
+        if lacking is None and is_incomplete and not entry.has_ended:
+            return _MissingCopy(0, None)  # others may still be writing their parts
+        return lacking
+
+    def _next_copy(
+        self, entry: RunEntry, best: HeldCheckpoint, holders: Mapping[bytes, frozenset[int]], copies: int
+    ) -> _MissingCopy | None:
+        """Return the machine to copy a checkpoint of this machine to; None if enough machines have it.
+
+        ``holders``: the parts of each machine.
+        """
+        me = self._context.me.raw
+        if not (lacks_copies(me, holders, copies) if best.count else len(holders) < copies):
             return None
         if self._loop.time() < self._seen[entry.run][1] + _GRACE_S and not entry.has_ended:
-            holders |= set(entry.record.nodes)
-        now = self._loop.time()
-        refused = {
-            node
-            for (run, step, node), until in self._refused.items()
-            if (run, step) == (entry.run, best.step) and now < until
-        }
-        candidates = [node for node in self._candidates(entry) if node not in refused]
-        target = next_copy_target(me, holders, candidates, copies)
-        return best.step, NodeId(target) if target is not None else None
+            every = frozenset(part for parts in holders.values() for part in parts)
+            holders = {**holders, **dict.fromkeys(entry.record.nodes, every), me: holders[me]}
+        candidates = self._candidates(entry, best.step)
+        parts: tuple[int, ...] = ()
+        if best.count:
+            target, parts = next_part_copies(me, holders, candidates, copies) or (None, ())
+        else:
+            target = next_copy_target(me, holders, candidates, copies)
+        return _MissingCopy(best.step, NodeId(target) if target is not None else None, parts)
 
-    async def _offer(self, run: str, step: int, node: NodeId | None) -> bool:
+    async def _offer(self, run: str, copy: _MissingCopy) -> bool:
+        step, node, parts = copy
         if node is None:
             return False
         try:
-            reason = await self._service.offer(node, run, step)
+            reason = await self._service.offer(node, run, step, parts)
             retry_s = _REFUSED_S
         except BarnraiseError as error:  # most often its network
             reason, retry_s = error.message, _UNREACHED_S
@@ -128,12 +155,21 @@ class CheckpointReplicator:
         _log.info("copied the checkpoint of step %d of run %s to %s", step, run, self._context.name_of(node))
         return True
 
-    def _candidates(self, entry: RunEntry) -> list[bytes]:
-        """Return the connected machines to copy to: of the run, then of other owners, then witnesses."""
+    def _candidates(self, entry: RunEntry, step: int) -> list[bytes]:
+        """Return the connected machines to copy to: of the run, then of other owners, then witnesses.
+
+        Those that have just refused this step are left out.
+        """
+        now = self._loop.time()
+        refused = {
+            node
+            for (run, refused_step, node), until in self._refused.items()
+            if (run, refused_step) == (entry.run, step) and now < until
+        }
         linked = {node.raw for node in self._context.linked_nodes()}
         present = [member for member in self._context.member.view.members if self._is_owner(member.node)]
         others = [member.node for member in sorted(present, key=lambda member: not member.works)]
-        return [node for node in dict.fromkeys((*entry.spec.nodes, *others)) if node in linked]
+        return [node for node in dict.fromkeys((*entry.spec.nodes, *others)) if node in linked - refused]
 
     def _is_owner(self, raw: bytes) -> bool:
         return self._context.log.role(NodeId(raw)) == "owner"

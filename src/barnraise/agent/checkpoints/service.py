@@ -13,6 +13,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from barnraise.agent.artifact_service import ArtifactService
 from barnraise.agent.checkpoints.fetch import CheckpointFetcher
 from barnraise.agent.checkpoints.grants import ReadGrants
@@ -48,7 +50,15 @@ from barnraise.agent_client.run_requests import (
 from barnraise.artifacts import ArtifactStore
 from barnraise.core.errors import BarnraiseError, RunError
 from barnraise.identity import NodeId
-from barnraise.runs.checkpoint_manifest import KEPT, HeldCheckpoint, allowed_signers, newest_checkpoint, sign
+from barnraise.runs.checkpoint_manifest import (
+    KEPT,
+    FoundCheckpoint,
+    HeldCheckpoint,
+    allowed_signers,
+    find_checkpoints,
+    newest_checkpoint,
+    sign,
+)
 
 _SURVEY_S = 5.0
 _GRANT_S = 600.0  # the holder hashes the checkpoint first
@@ -59,7 +69,10 @@ _log = logging.getLogger(__name__)
 
 
 class LocatedCheckpoint(NamedTuple):
-    """A checkpoint, and the connected machines that have it; this machine comes first."""
+    """A checkpoint, and the connected machines that have it; this machine comes first.
+
+    Of a checkpoint in parts, each machine has some, and ``held`` names all.
+    """
 
     held: HeldCheckpoint
     holders: Sequence[NodeId]
@@ -119,7 +132,13 @@ class CheckpointService:
                     return NewestCheckpointResponse(sharded=located.step, machines=names, absent=absent)
                 held = located.held
                 return NewestCheckpointResponse(
-                    held.run, held.step, held.agreed, names, absent=absent, generation=held.generation
+                    held.run,
+                    held.step,
+                    held.agreed,
+                    names,
+                    absent=absent,
+                    generation=held.generation,
+                    parts=held.parts,
                 )
             case FetchCheckpointRequest():
                 return await self._fetch(request)
@@ -181,12 +200,15 @@ class CheckpointService:
         runs = {run for entry in entries for run in (entry.run, *entry.spec.resumes)}
         if request.run not in runs:
             raise RunError(f"no run is called {request.run!r}", hint="See all with: barnraise ps")
-        transfer = await self.fetcher.wait(request.run, request.step, request.wait_s)
+        transfer = await self.fetcher.wait(request.run, request.step, request.wait_s, request.parts)
         return FetchCheckpointResponse(transfer.task.done(), transfer.done_bytes, transfer.all_bytes)
 
-    async def offer(self, node: NodeId, run: str, step: int) -> str:
-        """Offer a copy to a machine and wait until it has it; return why it refused, or an empty string."""
-        make = partial(CopyOffer, run=run, step=step)
+    async def offer(self, node: NodeId, run: str, step: int, parts: Collection[int] = ()) -> str:
+        """Offer a copy to a machine and wait until it has it; return why it refused, or an empty string.
+
+        ``parts``: those to copy of a checkpoint in parts.
+        """
+        make = partial(CopyOffer, run=run, step=step, parts=tuple(parts))
         response = await self._calls.ask(node, make, CopyResult, _COPY_S)
         self.grants.revoke(node, run)
         return response.words
@@ -245,7 +267,8 @@ class CheckpointService:
         if request.step:
             if not self._may_read(node, request.run):
                 raise RunError("a guest cannot read checkpoints of a run that it has no part in")
-            return await self.grants.grant(node, request.run, request.step, self.signers_of(request.run))
+            signers = self.signers_of(request.run)
+            return await self.grants.grant(node, request.run, request.step, signers, request.parts)
         entry = self._registry.runs.get(request.run)
         if entry is None or self._context.log.role(node) != "owner":
             raise RunError("the files of a run are for owners and its participants only")
@@ -270,7 +293,7 @@ class CheckpointService:
                     await self.fetcher.fetch_files(node, entry, [entry.spec.program.folder])
                 except BarnraiseError as error:
                     _log.warning("cannot fetch the folder of run %s: %s", entry.run, error.message)
-            await asyncio.shield(self.fetcher.start(offer.run, offer.step, [node]).task)
+            await asyncio.shield(self.fetcher.start(offer.run, offer.step, offer.parts, [node]).task)
         self.on_saved(entry.run, offer.step, self.local.size(entry.run, offer.step))
 
     # requests to other agents
@@ -293,16 +316,27 @@ class CheckpointService:
         answered = [answer for answer in await asyncio.gather(*map(ask, nodes)) if answer is not None]
         return {self._context.me: own} | dict(answered)
 
-    async def holders_of(self, run: str, step: int) -> list[NodeId]:
-        """Return the machines that have this checkpoint, this machine included."""
-        responses = await self.survey([run])
-        return [
-            node for node, response in responses.items() if any(held.step == step for held in response.held)
-        ]
+    async def find(
+        self, run: str, step: int, only: Sequence[NodeId] = ()
+    ) -> FoundCheckpoint[NodeId] | None:
+        """Return the newest checkpoint of this step that connected machines have together, or None.
 
-    async def request_files(self, node: NodeId, run: str, step: int) -> FilesResponse:
+        ``only``: what these machines have of it, also if that is not all.
+        """
+        responses = await self.survey([run])
+        held = {
+            node: [each for each in response.held if each.step == step]
+            for node, response in responses.items()
+            if not only or node in only
+        }
+        found = find_checkpoints(held, incomplete=bool(only))
+        return max(found, key=lambda each: (each.held.agreed, each.held.age), default=None)
+
+    async def request_files(
+        self, node: NodeId, run: str, step: int, parts: Collection[int] = ()
+    ) -> FilesResponse:
         """Ask a machine for read access to a checkpoint; step 0: to the files of the run."""
-        make = partial(FilesRequest, run=run, step=step)
+        make = partial(FilesRequest, run=run, step=step, parts=tuple(parts))
         return await self._calls.ask(node, make, FilesResponse, _GRANT_S)
 
     # checkpoints on this machine, and permissions
@@ -345,12 +379,16 @@ def _newest_of(
     runs: Sequence[str],
     passing_over: Collection[tuple[str, int]],
 ) -> LocatedCheckpoint | ShardedCheckpoint | None:
-    candidates = {held for response in responses.values() for held in response.held}
-    best = newest_checkpoint((held for held in candidates if (held.run, held.step) not in passing_over), runs)
+    found = {
+        each.held: each.holders
+        for each in find_checkpoints({node: response.held for node, response in responses.items()})
+    }
+    best = newest_checkpoint((held for held in found if (held.run, held.step) not in passing_over), runs)
     if best is None:
         shards = {node: response.sharded for node, response in responses.items() if response.sharded}
         return ShardedCheckpoint(max(shards.values()), list(shards)) if shards else None
-    return LocatedCheckpoint(best, [node for node, response in responses.items() if best in response.held])
+    parts = {part for own in found[best].values() for part in own}
+    return LocatedCheckpoint(replace(best, parts=tuple(sorted(parts))), list(found[best]))
 
 
 def _by_age(held: HeldCheckpoint) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from barnraise.agent_client.run_options import Digest
 from barnraise.history.log_file import MAX_PART
 from barnraise.history.logs.copy_plan import MAX_LOG, HeldLog
 from barnraise.history.logs.retention import MOST_REMOVALS, RemovedRecord
-from barnraise.runs.checkpoint_manifest import KEPT, HeldCheckpoint, Step
+from barnraise.runs.checkpoint_manifest import KEPT, MOST_PARTS, HeldCheckpoint, PartNumber, Step
 from barnraise.runs.record import Node, NodeReport, RunId, RunRecord, Version, Words
 from barnraise.runs.variables import VariableValues
 
@@ -23,6 +23,7 @@ MAX_RUNS = 17  # one run, and the earlier runs that it resumes
 Serial = Annotated[int, Meta(ge=0, le=2**53)]
 Offset = Annotated[int, Meta(ge=0, le=2**62)]
 Rank = Annotated[int, Meta(ge=0, le=1024)]
+Parts = Annotated[tuple[PartNumber, ...], Meta(max_length=MOST_PARTS)]
 
 
 class RecordUpdate(msgspec.Struct, frozen=True, array_like=True, tag="record"):
@@ -94,11 +95,15 @@ class HeldCheckpointsResponse(msgspec.Struct, frozen=True, array_like=True, tag=
 
 
 class FilesRequest(msgspec.Struct, frozen=True, array_like=True, tag="files?"):
-    """Request for read access to a checkpoint; step 0: to the files of the run."""
+    """Request for read access to a checkpoint; step 0: to the files of the run.
+
+    ``parts``: those that are wanted of a checkpoint in parts.
+    """
 
     serial: Serial
     run: RunId
     step: Step
+    parts: Parts = ()
 
 
 class FilesResponse(msgspec.Struct, frozen=True, array_like=True, tag="files"):
@@ -110,11 +115,12 @@ class FilesResponse(msgspec.Struct, frozen=True, array_like=True, tag="files"):
 
 
 class CopyOffer(msgspec.Struct, frozen=True, array_like=True, tag="copy?"):
-    """Offer of a checkpoint that too few machines hold."""
+    """Offer of a checkpoint, or of some of its parts, that too few machines hold."""
 
     serial: Serial
     run: RunId
     step: Step
+    parts: Parts = ()
 
 
 class CopyResult(msgspec.Struct, frozen=True, array_like=True, tag="copy"):

@@ -223,7 +223,7 @@ CHECKPOINT_TIME = _worker(
     kind="histogram",
     unit="seconds",
     buckets=_OPERATION,
-    help="Time to write a checkpoint to the disk, while training continues.",
+    help="Time to write a checkpoint to the disk. Training continues meanwhile, except with a split model.",
 )
 ITEMS = _worker(
     name="barnraise_map_items_total", kind="counter", help="Items of a map that this worker computed."

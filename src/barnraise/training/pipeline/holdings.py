@@ -30,10 +30,9 @@ class StageVote(msgspec.Struct, frozen=True, array_like=True):
     """A worker's vote: it holds the gradients of its stage, and of those that it mirrors.
 
     ``loss``: of the whole batch, from the last stage; 0 from the others. ``fingerprint``: of the samples.
-    ``checkpoint_due``: rank 0 decides for all. ``can_save``: it is the first worker of its machine, with a
-    disk, and with memory for all trained state. ``speed``: samples of the whole model per second of its own
-    computation. ``logged``: values of the step before. ``block_s``: seconds of a block here; 0 if unknown.
-    ``placement_due``: rank 0 lets all place the blocks again.
+    ``checkpoint_due``: one of any worker makes all save. ``speed``: samples of the whole model per second of
+    its own computation. ``logged``: values of the step before. ``block_s``: seconds of a block here; 0 if
+    unknown. ``placement_due``: rank 0 lets all place the blocks again.
     """
 
     step: Step
@@ -42,7 +41,6 @@ class StageVote(msgspec.Struct, frozen=True, array_like=True):
     newest_generation: Annotated[int, Meta(ge=-1, le=1 << 50)]
     fingerprint: Annotated[bytes, Meta(max_length=32)] = b""
     checkpoint_due: bool = False
-    can_save: bool = False
     speed: float = 0.0
     logged: LoggedValues = {}
     block_s: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
@@ -54,7 +52,8 @@ class MemberHoldings(msgspec.Struct, frozen=True, array_like=True):
 
     ``own``: units of its stage. ``others``: units whose trained state it mirrors or keeps. ``is_ready``: it
     has voted on the next step, and can apply it. ``factor`` and ``loss``: of the newest step that it has
-    applied.
+    applied. ``is_restored``: its state is that of a checkpoint, which can be read again. ``has_disk``: it can
+    write parts of checkpoints, and read them.
     """
 
     done: Step = 0
@@ -66,6 +65,8 @@ class MemberHoldings(msgspec.Struct, frozen=True, array_like=True):
     memory_bytes: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
     model: Annotated[bytes, Meta(max_length=32)] = b""  # hash of names, shapes and options
     newest_generation: Annotated[int, Meta(ge=-1, le=1 << 50)] = -1  # that its agent knows
+    is_restored: bool = False
+    has_disk: bool = False
 
     @property
     def is_fresh(self) -> bool:
@@ -77,7 +78,8 @@ class RegroupDecision(NamedTuple):
     """Decision that all members take alike. ``done``: steps that are applied once all have followed.
 
     ``apply_factor``: with which members that lack the newest step apply it; None if no member lacks one.
-    ``holders``: the rank that has each unit, by unit. ``lost``: units that no member holds.
+    ``holders``: the rank that has each unit, by unit. ``lost``: units that no member holds. ``is_restored``:
+    all that is held is that of a checkpoint.
     """
 
     done: int
@@ -85,6 +87,7 @@ class RegroupDecision(NamedTuple):
     loss: float
     holders: dict[int, int]
     lost: tuple[int, ...]
+    is_restored: bool = False
 
 
 class Transfer(NamedTuple):
@@ -95,10 +98,11 @@ class Transfer(NamedTuple):
     receiver: int
 
 
-def decide_regroup(members: Sequence[MemberHoldings], units: int) -> RegroupDecision:
-    """Decide which step counts, and which rank has each unit.
+def decide_regroup(members: Sequence[MemberHoldings], units: Sequence[bool]) -> RegroupDecision:
+    """Decide which step counts, and which rank has each unit. ``units``: whether anything is trained in each.
 
-    Before the first step nothing has to be sent: every member can make the first state itself. Raise
+    Before the first step nothing has to be sent: every member can make the first state itself. The same
+    holds if the members have read a checkpoint and a part of it is lost: they read it again. Raise
     ProtocolError if the reports contradict each other.
     """
     if len({member.model for member in members}) > 1:
@@ -119,10 +123,13 @@ def decide_regroup(members: Sequence[MemberHoldings], units: int) -> RegroupDeci
         for rank, member in old:
             for unit in getattr(member, kind):
                 holders.setdefault(unit, rank)
-    if any(unit >= units for unit in holders):
+    if any(unit >= len(units) for unit in holders):
         raise ProtocolError("a worker holds a unit that the model does not have")
-    lost = tuple(unit for unit in range(units) if unit not in holders)
-    return RegroupDecision(done, ahead.factor if behind else None, ahead.loss, holders, lost)
+    lost = tuple(unit for unit, is_trained in enumerate(units) if is_trained and unit not in holders)
+    is_restored = all(member.is_restored for _, member in old)
+    if lost and is_restored:
+        return RegroupDecision(0, None, 0.0, {}, ())
+    return RegroupDecision(done, ahead.factor if behind else None, ahead.loss, holders, lost, is_restored)
 
 
 def units_of(run: Run | None, blocks: int) -> tuple[int, ...]:

@@ -33,7 +33,6 @@ from barnraise.training.pipeline.holdings import (
     RegroupDecision,
     Run,
     StageVote,
-    Transfer,
     blocks_of,
     decide_regroup,
     plan_transfers,
@@ -43,13 +42,13 @@ from barnraise.training.pipeline.machine_memory import free_memory
 from barnraise.training.pipeline.members.gradient_exchange import add_replicas, send_to_mirrors
 from barnraise.training.pipeline.members.handover import StayingMember, exchange_notices, plan_handover
 from barnraise.training.pipeline.members.loaded_step import LoadedStep
-from barnraise.training.pipeline.members.member_stage import MemberStage, SplitTask
+from barnraise.training.pipeline.members.member_stage import KeptState, MemberStage, SplitTask
 from barnraise.training.pipeline.members.operation_turns import NextOperation, OperationKind, choose_turn
+from barnraise.training.pipeline.members.stage_checkpoint import RestoredState, StageCheckpoints
 from barnraise.training.pipeline.members.state_exchange import StateExchange
 from barnraise.training.pipeline.passes.schedule import run_alone, run_stage
 from barnraise.training.pipeline.prediction.forecast import SplitForecast
 from barnraise.training.pipeline.prediction.placement_watch import PlacementWatch
-from barnraise.training.pipeline.split_checkpoint import SplitCheckpoint
 from barnraise.training.pipeline.weights import StageWeights
 from barnraise.training.record.split_record import PlannedStep, SplitRecord
 from barnraise.training.recovery.failures import exit_without_state, forget_frames, raise_if_permanent
@@ -89,12 +88,15 @@ class SplitLoop:
         self._manager, self._task = manager, task
         self._device, self._checkpoints = device, checkpoints
         self.adapter = describe_adapter(task.model)  # while the model has all its parts
-        self._kept = SplitCheckpoint(self.adapter)
+        self._kept = KeptState()
         sent_bytes = task.codec.size(task.outline.shape)
         self.forecast = SplitForecast(manager, task.parts, task.order, sent_bytes)
         self._count = len(task.outline.blocks)
         self._held = MemberStage(task, weights, self._kept)
         self._exchange = StateExchange(self._held.names_of_unit, self._held.trained)
+        self._stages = StageCheckpoints(checkpoints, self._held, self._exchange, self.adapter)
+        self._disks: tuple[bool, ...] = ()  # by rank
+        self._is_restored = False  # from a checkpoint, and no step was applied since
         self._placement = SplitPlacement(())  # by rank
         self._mirrors = MirrorPlacement((), ())
         parameters = task.model.named_parameters()
@@ -133,10 +135,10 @@ class SplitLoop:
         norm = math.sqrt(math.fsum(vote.squared_norm for vote in votes))
         factor = min(1.0, self.clip / (norm + 1e-6)) if self.clip is not None else 1.0
         self._commit(math.fsum(vote.loss for vote in votes), factor, votes)
-        if votes[0].checkpoint_due:
+        if any(vote.checkpoint_due for vote in votes):
             self.record.before_checkpoint()
             with phases.measure("checkpoint"):
-                self._save([rank for rank, vote in enumerate(votes) if vote.can_save])
+                self._stages.save(self._manager, self._holders(), self._disks, self.done)
         newest = max(vote.newest_generation for vote in votes)
         if newest > self._manager.generation:
             self._hand_over(newest)
@@ -176,7 +178,6 @@ class SplitLoop:
             manager.newest_generation(),
             self._work.fingerprint() if has_stage else b"",
             self._checkpoints.is_due(),
-            self._checkpoints.can_save and self._can_hold_all(),
             self.record.speed(manager.rank, self._work.samples(self.done)),
             self.record.logged(),
             self.forecast.block.block_s,
@@ -201,6 +202,7 @@ class SplitLoop:
         self.record.commit(self._work.samples(self.done), loss, logged, speeds)
         self.done += 1
         self.loss, self.factor, self._is_ready, self._performed = loss, factor, False, 0
+        self._is_restored = False
         self._said.clear()
         self.record.run_callbacks()
 
@@ -299,6 +301,17 @@ class SplitLoop:
         self._kept.schedule = schedule or self._kept.schedule
         self._wait_for_all()
 
+    def _holders(self) -> dict[int, list[int]]:
+        """Return by unit the ranks of this group that hold it; those that train it first."""
+        ranks = sorted(range(self._manager.world), key=lambda rank: not self._has_first_copy(rank))
+        trained = {rank: units_of(self.runs[rank], self._count) for rank in ranks}
+        held = {rank: self._units_of_rank(rank) for rank in ranks}
+        first = {unit: [rank for rank in ranks if unit in trained[rank]] for unit in range(self._count + 2)}
+        return {
+            unit: [*owners, *(rank for rank in ranks if unit in held[rank] and rank not in owners)]
+            for unit, owners in first.items()
+        }
+
     def _units_of_rank(self, rank: int) -> set[int]:
         """Return the units that a member of this group holds, as a stage or as mirrors."""
         runs = [self.runs[rank], *(self.runs[other] for other in self._mirrors.mirrored_by(rank))]
@@ -329,14 +342,13 @@ class SplitLoop:
         """
         manager = self._manager
         members = self.exchange_reports()
-        units = self._count + 2
-        decision = decide_regroup(members, units)
+        is_trained = [bool(self._held.names_of_unit(unit)) for unit in range(self._count + 2)]
+        decision = decide_regroup(members, is_trained)
         if not decision.holders and (decision.done or not manager.is_first_start):
             exit_without_state(finished=manager.finished)
-        lost = [unit for unit in decision.lost if self._held.names_of_unit(unit)]
-        if lost and decision.holders:
+        if decision.lost and decision.holders:
             if not manager.finished:
-                log.error("%d parts of the model were on machines that were lost together", len(lost))
+                log.error("%d parts of the model were on machines that were lost together", len(decision.lost))
             exit_without_state(finished=manager.finished)
         is_behind = not members[manager.rank].is_fresh and self.done < decision.done
         if is_behind and decision.apply_factor is not None:
@@ -344,9 +356,8 @@ class SplitLoop:
         self._is_ready = False
         if any(member.is_fresh for member in members) and not members[manager.rank].is_fresh:
             self.record.hand_over()
-        if not decision.holders:
-            decision = self._restore(decision)
-        is_first = not decision.holders and all(member.is_fresh for member in members)
+        chosen = self._stages.choose(manager) if not decision.holders else None
+        is_first = chosen is None and all(member.is_fresh for member in members)
         is_waiting = False
         while True:
             problem = self._problem(members)
@@ -369,8 +380,15 @@ class SplitLoop:
                 if newest > manager.generation:
                     self._hand_over(newest, members)
                     return False
+        mirrors = self._place_mirrors(problem, placement)
+        restored: RestoredState | None = None
+        self._disks = tuple(member.has_disk for member in members)
+        if not decision.holders:
+            wanted = [self._wanted(placement, mirrors, rank) for rank in range(manager.world)]
+            restored = self._stages.restore(manager, chosen, wanted, self._disks)
+            decision = decision._replace(done=restored.done if restored is not None else 0)
         self.forecast.predict(problem, placement, decision.done)
-        self._adopt(members, decision, problem, placement)
+        self._adopt(members, decision, placement, mirrors, restored)
         self._watch.start(problem, placement)
         if manager.world > 1:
             manager.group.make_default()
@@ -381,54 +399,10 @@ class SplitLoop:
         held = [HeldBlocks(blocks_of(member.own), blocks_of(member.others)) for member in members]
         return self.forecast.problem([member.memory_bytes for member in members], self._work.batches, held)
 
-    # checkpoints
-
-    def _can_hold_all(self) -> bool:
-        """Tell whether this worker has memory for the trained state of all stages."""
-        trained = sum(value.numel() * value.element_size() for value in self._held.trained.values())
-        return 4 * trained <= self._memory_bytes // 4
-
-    def _save(self, savers: Sequence[int]) -> None:
-        """Send the trained state of all stages to the workers that save it."""
-        manager, holders = self._manager, savers[: self._checkpoints.copies]
-        transfers = [
-            Transfer(unit, rank, saver)
-            for saver in holders
-            for rank, run in enumerate(self.runs)
-            if rank != saver and self._has_first_copy(rank)
-            for unit in units_of(run, self._count)
-            if unit not in units_of(self.runs[saver], self._count)
-        ]
-        held = self._held.export()
-        received, schedule = self._exchange.run(
-            manager.group, transfers, held, self._held.export_schedule(), range(manager.world)
-        )
-        saved = SplitCheckpoint(self.adapter)
-        if manager.rank in holders:
-            saved.states, saved.schedule = {**held, **received}, schedule
-        self._checkpoints.save(manager, savers, saved, self.done)
-
-    def _restore(self, decision: RegroupDecision) -> RegroupDecision:
-        """Load the newest checkpoint on one worker, which then holds all units; or start new."""
-        rank, done = self._checkpoints.restore(self._manager, self._kept)
-        if not done:
-            return decision
-        if rank == self._manager.rank:
-            self._check_restored()
-            self.done = done
-        self.record.state_origin = "checkpoint"
-        return decision._replace(done=done, holders=dict.fromkeys(range(self._count + 2), rank))
-
-    def _check_restored(self) -> None:
-        """Raise RunError if the restored checkpoint has other trained parameters than the model."""
-        trained, states = self._held.trained, self._kept.states
-        if states.keys() != trained.keys() or any(
-            states[name]["value"].shape != value.shape for name, value in trained.items()
-        ):
-            raise RunError(
-                "the checkpoint is of a model that trains other parameters",
-                hint="Resume with the same adapter, or start a new run.",
-            )
+    def _wanted(self, placement: SplitPlacement, mirrors: MirrorPlacement, rank: int) -> set[int]:
+        """Return the units whose trained state a rank needs in this placement."""
+        runs = [placement.run_of(rank), *map(placement.run_of, mirrors.mirrored_by(rank))]
+        return {unit for run in runs for unit in units_of(run, self._count)}
 
     def exchange_reports(self) -> list[MemberHoldings]:
         """Exchange what each member of the group holds, and the speeds of machines and links."""
@@ -448,6 +422,8 @@ class SplitLoop:
             self._memory_bytes,
             self._model_hash,
             self._manager.newest_generation(),
+            self._is_restored,
+            self._checkpoints.has_disk,
         )
         messages = self._manager.group.all_gather_bytes(msgspec.msgpack.encode(own))
         return [decode(_holdings, message, _UNREADABLE) for message in messages]
@@ -499,26 +475,31 @@ class SplitLoop:
         self,
         members: Sequence[MemberHoldings],
         decision: RegroupDecision,
-        problem: SplitProblem,
         placement: SplitPlacement,
+        mirrors: MirrorPlacement,
+        restored: RestoredState | None,
     ) -> None:
         """Take the stage and the mirrors that the placement gives to this worker."""
         manager, held = self._manager, self._held
         runs = tuple(placement.run_of(rank) for rank in range(manager.world))
-        mirrors = self._place_mirrors(problem, placement)
-        transfers = plan_transfers(members, runs, mirrors.mirrors, decision.holders, self._count)
-        states, schedule = held.export(), held.export_schedule()
-        received, schedule = self._exchange.run(
-            manager.group, transfers, states, schedule, set(decision.holders.values())
-        )
-        states |= received
-        self.record.count_moved(received, held.names_of_run(runs[manager.rank]))
+        if restored is not None:
+            states, schedule = restored.states, restored.schedule
+            self.record.state_origin = "checkpoint"
+        else:
+            transfers = plan_transfers(members, runs, mirrors.mirrors, decision.holders, self._count)
+            states, schedule = held.export(), held.export_schedule()
+            received, schedule = self._exchange.run(
+                manager.group, transfers, states, schedule, set(decision.holders.values())
+            )
+            states |= received
+            self.record.count_moved(received, held.names_of_run(runs[manager.rank]))
         if decision.holders:
             self._kept.states, self._kept.schedule = states, schedule
         mirrored = {other: runs[other] for other in mirrors.mirrored_by(manager.rank)}
         held.build(runs[manager.rank], {other: run for other, run in mirrored.items() if run is not None})
-        if decision.holders:
+        if decision.holders or restored is not None:
             held.load(states, schedule)
+        self._is_restored = restored is not None or decision.is_restored
         self.done, self.loss, self.runs, self._mirrors = decision.done, decision.loss, runs, mirrors
         self._placement = placement
         names = [manager.name_of(rank) for rank in range(manager.world)] if manager.rank == 0 else []

@@ -7,18 +7,26 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Annotated, NamedTuple, Protocol
 
 import msgspec
+from msgspec import Meta
 
 from barnraise.checkpoint.files import CheckpointInfo, Checkpoints
 from barnraise.checkpoint.holders import UNREADABLE, read_note, write_note
+from barnraise.checkpoint.parts import PartFiles
 from barnraise.checkpoint.serialization import FlatState
 from barnraise.checkpoint.signer import AgentCheckpointSigner, CheckpointSigner
 from barnraise.core.decoding import decode
-from barnraise.core.errors import AgentError, BarnraiseError, ListenerError
+from barnraise.core.errors import AgentError, BarnraiseError, ListenerError, ProtocolError, RunError
 from barnraise.core.flow.wait_reporter import WaitReporter
-from barnraise.runs.checkpoint_manifest import CheckpointManifest, HeldCheckpoint, to_held_checkpoint
+from barnraise.runs.checkpoint_manifest import (
+    MOST_PARTS,
+    CheckpointManifest,
+    HeldCheckpoint,
+    PartNumber,
+    to_held_checkpoint,
+)
 from barnraise.training.autotune.profiler import is_dry_run
 from barnraise.training.group.agent_client import WorkerId
 from barnraise.training.group.interface import GroupManager
@@ -28,6 +36,8 @@ log = logging.getLogger("barnraise.training")
 _NO_RUN = 1 << 16
 _HOLDERS_S = _AGENT_S = 120.0
 _POLL_S, _REPORT_S = 2.0, 15.0
+_PAUSES = 9.0  # of training, for each second in which it stands still for a checkpoint
+_FETCHES = 3  # attempts
 
 
 class _Candidate(msgspec.Struct, frozen=True, array_like=True):
@@ -41,6 +51,7 @@ class _Candidate(msgspec.Struct, frozen=True, array_like=True):
     holders: str = ""
     generation: int = 0  # in which it was saved
     awaits_generation: int = 0
+    parts: Annotated[tuple[PartNumber, ...], Meta(max_length=MOST_PARTS)] = ()  # empty if it is in one file
 
     @property
     def rank_key(self) -> tuple[int, bool, int, int]:
@@ -112,6 +123,13 @@ class CheckpointManager:
         self._every_s = every_s
         self.copies = copies
         self._last = time.monotonic()
+        self._pause_s = every_s  # until the next one is due
+        self._passed_over: set[tuple[str, int]] = set()  # checkpoints in parts that could not be read
+
+    @property
+    def has_disk(self) -> bool:
+        """Return True if this worker can write files of checkpoints; one in a sandbox or container cannot."""
+        return self._locations is not None
 
     @property
     def can_save(self) -> bool:
@@ -125,7 +143,7 @@ class CheckpointManager:
 
     def is_due(self) -> bool:
         """Return True if the last checkpoint is too old."""
-        return self._locations is not None and time.monotonic() - self._last >= self._every_s
+        return self._locations is not None and time.monotonic() - self._last >= self._pause_s
 
     def save(self, manager: GroupManager, savers: Sequence[int], state: SavedState, done: int) -> None:
         """Write a copy on each of the first ``copies`` savers; the other machines note the holders."""
@@ -136,13 +154,96 @@ class CheckpointManager:
         if manager.rank in holders:
             info = CheckpointInfo(done, manager.generation, manager.provisional, self.copies)
             self._locations.checkpoints[0].save(state.flatten(done, is_checkpoint=True), info)
-        elif self.can_save and holders:
+        elif holders:
             machines = manager.machines()
-            nodes = [bytes.fromhex(machines[rank]) for rank in holders]
+            self.note_holders(done, [bytes.fromhex(machines[rank]) for rank in holders], manager.generation)
+
+    # checkpoints in parts
+
+    def part_files(self) -> PartFiles:
+        """Return the files of this run's checkpoints in parts. Only a worker with a disk has them."""
+        assert self._locations is not None
+        return PartFiles(self._locations.checkpoints[0], self._locations.signer)
+
+    def note_duration(self, duration_s: float) -> None:
+        """Note that saving a checkpoint in parts has just ended, and how long training stood still for it.
+
+        The next one is due after nine times as long, at least.
+        """
+        self._last = time.monotonic()
+        self._pause_s = max(self._every_s, _PAUSES * duration_s)
+
+    def note_holders(self, done: int, nodes: Sequence[bytes], generation: int) -> None:
+        """Write on each machine which ones have the checkpoint of a step."""
+        if self.can_save and self._locations is not None:
             try:
-                write_note(self._locations.note, done, nodes, manager.generation)
+                write_note(self._locations.note, done, nodes, generation)
             except OSError as error:
                 log.warning("the holders of the checkpoint of step %d were not noted: %s", done, error)
+
+    def choose_parts(self, manager: GroupManager) -> HeldCheckpoint | None:
+        """Choose the newest checkpoint in parts that machines in reach have together. None: there is none.
+
+        All workers call it together. Machines that hold a newer one are waited for, as in `restore`.
+        """
+        waiting = _HolderWait()
+        while True:
+            remote, unreachable = self._find_remote(manager, None, self._passed_over)
+            own = self._candidate(remote) if remote is not None else _Candidate()
+            candidates, best = self._agree(manager, own, unreachable, waiting)
+            if candidates is None:
+                continue
+            chosen = candidates[best]
+            if not chosen.step:
+                return None
+            if not chosen.parts:
+                raise RunError(
+                    f"the checkpoint of step {chosen.step} is of a training whose model was not split",
+                    hint="Start a new run for the split model.",
+                )
+            run, parts = self._run_of(chosen), chosen.parts
+            return HeldCheckpoint(run, chosen.step, chosen.agreed, chosen.generation, parts, len(parts))
+
+    def fetch_parts(
+        self, held: HeldCheckpoint, numbers: Sequence[int]
+    ) -> tuple[PartFiles, CheckpointManifest]:
+        """Have parts of a checkpoint on this disk. Return its files and its manifest.
+
+        Only a worker with a disk calls it. Raise BarnraiseError if a part is out of reach.
+        """
+        assert self._locations is not None
+        for tries_left in reversed(range(_FETCHES)):
+            try:
+                self._locations.signer.fetch(held.run, held.step, numbers)
+                break
+            except BarnraiseError as error:  # a link may be lost for a moment; an older one costs steps
+                if not tries_left:
+                    raise
+                log.warning("parts of step %d could not be fetched yet: %s", held.step, error.message)
+                time.sleep(_POLL_S)
+        checkpoints = next(each for each in self._locations.checkpoints if each.run == held.run)
+        files = PartFiles(checkpoints, self._locations.signer)
+        manifest = files.manifest(held.step)
+        if (manifest.generation, len(manifest.parts)) != (held.generation, held.count):
+            raise RunError(
+                f"the checkpoint of step {held.step} here is another one than that of the other machines",
+                hint="An older one is used.",
+            )
+        return files, manifest
+
+    def _run_of(self, chosen: _Candidate) -> str:
+        """Return the run of a checkpoint; empty on a worker without a disk, which gets parts from others."""
+        if self._locations is None:
+            return ""
+        if chosen.place >= len(self._locations.checkpoints):
+            raise ProtocolError("another worker has a checkpoint of a run that this run does not resume")
+        return self._locations.checkpoints[chosen.place].run
+
+    def pass_over(self, held: HeldCheckpoint) -> None:
+        """Choose another checkpoint from now on."""
+        self._passed_over.add((held.run, held.step))
+
+    # checkpoints in one file
 
     def restore(self, manager: GroupManager, state: SavedState) -> tuple[int, int]:
         """Load the newest checkpoint on one rank. Return that rank and its number of committed steps.
@@ -156,29 +257,15 @@ class CheckpointManager:
         while True:
             remote, unreachable = self._find_remote(manager, loaded, given_up)
             own = self._local_candidate(loaded) if remote is None else self._candidate(remote)
-            if unreachable.awaited_age > own.own_age and waiting.is_patient:
-                own = msgspec.structs.replace(
-                    own,
-                    awaits=unreachable.awaits,
-                    holders=unreachable.holders,
-                    awaits_generation=unreachable.awaits_generation,
-                )
-            messages = manager.group.all_gather_bytes(msgspec.msgpack.encode(own))
-            candidates = [
-                decode(_candidates, message, "a worker's newest checkpoint cannot be read")
-                for message in messages
-            ]
-            best = max(
-                range(len(candidates)),
-                key=lambda rank: (candidates[rank].rank_key, candidates[rank].here, -rank),
-            )
-            awaited = max(candidates, key=lambda candidate: candidate.awaited_age)
-            if awaited.awaited_age > candidates[best].own_age:
-                manager.report_waiting(awaited.awaited)
-                waiting.sleep(awaited, candidates[best])
+            candidates, best = self._agree(manager, own, unreachable, waiting)
+            if candidates is None:
                 loaded = self._load_newest(manager)
                 continue
-            manager.report_waiting("")
+            if candidates[best].parts:
+                raise RunError(
+                    f"the checkpoint of step {candidates[best].step} is of a split model",
+                    hint="Resume it with the script that calls run.split.",
+                )
             if candidates[best].here:
                 break
             if best == manager.rank and remote is not None:
@@ -204,6 +291,37 @@ class CheckpointManager:
             self._locations.checkpoints[0].wait()
 
     # candidates
+
+    def _agree(
+        self, manager: GroupManager, own: _Candidate, unreachable: _Candidate, waiting: _HolderWait
+    ) -> tuple[list[_Candidate] | None, int]:
+        """Return the candidates of all workers, and the rank of the best one.
+
+        None: all have waited a little for machines that hold a newer one, and look again.
+        """
+        if unreachable.awaited_age > own.own_age and waiting.is_patient:
+            own = msgspec.structs.replace(
+                own,
+                awaits=unreachable.awaits,
+                holders=unreachable.holders,
+                awaits_generation=unreachable.awaits_generation,
+            )
+        messages = manager.group.all_gather_bytes(msgspec.msgpack.encode(own))
+        candidates = [
+            decode(_candidates, message, "a worker's newest checkpoint cannot be read")
+            for message in messages
+        ]
+        best = max(
+            range(len(candidates)),
+            key=lambda rank: (candidates[rank].rank_key, candidates[rank].here, -rank),
+        )
+        awaited = max(candidates, key=lambda candidate: candidate.awaited_age)
+        if awaited.awaited_age > candidates[best].own_age:
+            manager.report_waiting(awaited.awaited)
+            waiting.sleep(awaited, candidates[best])
+            return None, best
+        manager.report_waiting("")
+        return candidates, best
 
     def _load_newest(self, manager: GroupManager) -> _Loaded | None:
         """Load the newest valid checkpoint on this machine's disk.
@@ -246,7 +364,14 @@ class CheckpointManager:
         if note == UNREADABLE:
             holders = f"the machines that saved it (their note {self._locations.note} is damaged)"
             unreachable = _Candidate(awaits=1, holders=holders)
-        held = HeldCheckpoint(response.run, response.step, response.agreed, response.generation)
+        held = HeldCheckpoint(
+            response.run,
+            response.step,
+            response.agreed,
+            response.generation,
+            response.parts,
+            len(response.parts),
+        )
         is_known = any(checkpoints.run == held.run for checkpoints in self._searched(manager))
         is_better = is_known and self._candidate(held).rank_key > self._local_candidate(loaded).rank_key
         return held if is_better else None, unreachable
@@ -274,7 +399,12 @@ class CheckpointManager:
         assert self._locations is not None
         runs = [checkpoints.run for checkpoints in self._locations.checkpoints]
         return _Candidate(
-            runs.index(held.run), held.agreed, held.step, here=False, generation=held.generation
+            runs.index(held.run),
+            held.agreed,
+            held.step,
+            here=False,
+            generation=held.generation,
+            parts=held.parts,
         )
 
 

@@ -79,19 +79,25 @@ def loader(batch: int = 8) -> DataLoader[Any]:
     return DataLoader(Sentences(), batch_size=batch, shuffle=True, collate_fn=collate)
 
 
-def train_only(model: BlockModel, blocks: Sequence[int]) -> BlockModel:
-    """Freeze all blocks but these."""
+def train_only(model: BlockModel, blocks: Sequence[int] | None) -> BlockModel:
+    """Freeze all blocks but these; None: train the whole model."""
+    if blocks is None:
+        return model.requires_grad_(True)
     for number, block in enumerate(model.layers):
         if number not in blocks:
             block.requires_grad_(False)
     return model
 
 
-def write_base(folder: Path, trained: Sequence[int] = range(BLOCKS)) -> BlockModel:
-    """Write the frozen weights in two files, and return the whole model."""
+def write_base(folder: Path, trained: Sequence[int] | None = range(BLOCKS)) -> BlockModel:
+    """Write the frozen weights in two files, or all weights if nothing is frozen. Return the whole model."""
     torch.manual_seed(5)
     model = train_only(BlockModel(), trained)
-    frozen = {name: value.detach() for name, value in model.named_parameters() if not value.requires_grad}
+    frozen = {
+        name: value.detach()
+        for name, value in model.named_parameters()
+        if not value.requires_grad or trained is None
+    }
     names = sorted(frozen)
     folder.mkdir(parents=True)
     for number, part in enumerate((names[::2], names[1::2])):

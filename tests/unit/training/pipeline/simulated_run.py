@@ -18,7 +18,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from barnraise.checkpoint.serialization import FlatState
 from barnraise.core.errors import CollectiveError, PeerLost
 from barnraise.planning.split.stage_time import BlockSpeed
 from barnraise.training.group.single import CompletedWork, SingleWorkerManager
@@ -190,7 +189,7 @@ class SimulatedManager(SingleWorkerManager):
         self.generation = 0
 
     def machines(self) -> tuple[str, ...]:
-        return tuple(map(self.run.place, self.members))
+        return tuple(self.run.place(name).encode().ljust(32, b"\0").hex() for name in self.members)
 
     def name_of(self, rank: int) -> str:
         return self.members[rank]
@@ -216,40 +215,13 @@ class SimulatedManager(SingleWorkerManager):
         return self.run.survey
 
 
-class MemoryCheckpoints(CheckpointManager):
-    """Checkpoints of every step, in memory. ``restored``: the step that a new run starts from, on rank 0."""
-
-    def __init__(self, steps: dict[int, FlatState], restored: int = 0) -> None:
-        super().__init__(None, 60.0, 1)
-        self._steps, self._restored = steps, restored
-
-    @property
-    def can_save(self) -> bool:
-        return True
-
-    def is_due(self) -> bool:
-        return True
-
-    def save(self, manager: Any, savers: Sequence[int], state: Any, done: int) -> None:
-        if manager.rank == savers[0]:
-            self._steps[done] = _copy(state.flatten(done))
-
-    def restore(self, manager: Any, state: Any) -> tuple[int, int]:
-        if self._restored and manager.rank == 0:
-            state.load(_copy(self._steps[self._restored]))
-        return 0, self._restored
-
-
-def _copy(parts: FlatState) -> FlatState:
-    return FlatState(parts.skeleton, [tensor.clone() for tensor in parts.tensors])
-
-
 class SimulatedRun:
     """Workers, each with one letter, that run one script in threads.
 
     ``later``: the step after which a worker joins. ``leaves``: the one after which it leaves. ``places``: the
     machine of a worker, if it is not alone on its own. ``speeds``: the seconds that a block takes on a
     worker, if it is not one; ``probes``: they are measured before the first step. ``memory``: in bytes.
+    ``checkpoints``: makes the checkpoint manager of a machine.
     """
 
     def __init__(
@@ -264,9 +236,9 @@ class SimulatedRun:
         probes: bool = False,
         memory: Mapping[str, int] | None = None,
         faults: Sequence[Fault] = (),
-        checkpoints: CheckpointManager | None = None,
+        checkpoints: Callable[[str], CheckpointManager] | None = None,
     ) -> None:
-        self._checkpoints = checkpoints or CheckpointManager(None, 60.0, 1)
+        self._checkpoints = checkpoints or (lambda machine: CheckpointManager(None, 60.0, 1))
         self.speeds, self.probes, self.memory = dict(speeds or {}), probes, dict(memory or {})
         self.machines, self._script = machines, script
         self.changed = threading.Condition()
@@ -388,7 +360,8 @@ class SimulatedRun:
         with self.changed:
             manager = self.managers[machine] = SimulatedManager(self, machine)
             try:
-                session = Session(manager, seed=0, unit=2, checkpoints=self._checkpoints)
+                checkpoints = self._checkpoints(self.place(machine))
+                session = Session(manager, seed=0, unit=2, checkpoints=checkpoints)
                 self.results[machine] = self._script(session, manager)
             except BaseException as error:
                 self.ends[machine] = error

@@ -48,12 +48,13 @@ def train(
     folder: Path,
     results: Path | None = None,
     wait_for: Path | None = None,
-    trained: Sequence[int] = range(BLOCKS),
+    trained: Sequence[int] | None = range(BLOCKS),
     after_step: Callable[[], None] = lambda: None,
 ) -> list[float]:
     """Train the model of a folder for two epochs, and return the losses.
 
-    ``wait_for``: a file that must exist before the last step. ``trained``: the blocks that are not frozen.
+    ``wait_for``: a file that must exist before the last step. ``trained``: the blocks that are not frozen;
+    None: nothing is.
     """
     with run.empty():
         model = train_only(BlockModel(), trained)

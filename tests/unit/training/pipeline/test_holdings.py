@@ -15,7 +15,7 @@ from barnraise.training.pipeline.holdings import (
 )
 
 BLOCKS = 4
-UNITS = BLOCKS + 2
+UNITS = [True] * (BLOCKS + 2)  # something is trained in each
 
 
 def member(
@@ -32,7 +32,7 @@ def test_units_have_the_parts_at_both_ends() -> None:
     assert units_of((0, 2), BLOCKS) == (0, 1, 2)
     assert units_of((2, 3), BLOCKS) == (3,)
     assert units_of((3, 4), BLOCKS) == (4, 5)
-    assert units_of((0, 4), BLOCKS) == tuple(range(UNITS))
+    assert units_of((0, 4), BLOCKS) == tuple(range(len(UNITS)))
 
 
 @pytest.mark.parametrize("dead", [0, 1, 2])
@@ -40,7 +40,7 @@ def test_any_single_death_loses_no_unit(dead: int) -> None:
     left = [each for rank, each in enumerate(THREE) if rank != dead]
     decision = decide_regroup(left, UNITS)
     assert decision.lost == ()
-    assert set(decision.holders) == set(range(UNITS))
+    assert set(decision.holders) == set(range(len(UNITS)))
     assert (decision.done, decision.apply_factor) == (7, None)
 
 
@@ -77,6 +77,21 @@ def test_fresh_members_start_at_step_0() -> None:
     assert (begun.done, begun.holders, begun.lost) == (0, {}, ()), "the first state comes from the seed"
 
 
+def test_units_without_anything_trained_are_never_lost() -> None:
+    assert decide_regroup(THREE[2:], [False, False, False, *UNITS[3:]]).lost == ()
+    assert decide_regroup(THREE[2:], [False, False, True, *UNITS[3:]]).lost == (2,)
+
+
+def test_lost_part_of_a_checkpoint_is_read_again_before_the_next_step() -> None:
+    restored = [member((0, 2), (), is_restored=True), MemberHoldings()]
+    decision = decide_regroup(restored, UNITS)
+    assert (decision.done, decision.holders, decision.lost) == (0, {}, ())
+    ahead = [member((0, 2), (), is_restored=True), member((2, 3), ())]
+    assert decide_regroup(ahead, UNITS).lost == (4, 5), "one of them has trained on"
+    complete = decide_regroup([member((0, 4), (), is_restored=True), MemberHoldings()], UNITS)
+    assert (complete.done, complete.is_restored) == (7, True), "the others get it from the first one"
+
+
 def test_only_what_is_not_here_is_sent() -> None:
     left = [THREE[0], THREE[2]]
     decision = decide_regroup(left, UNITS)
@@ -90,7 +105,7 @@ def test_joining_member_gets_its_stage_and_its_mirror() -> None:
     members = [member((0, 4), (0, 4)), MemberHoldings()]
     decision = decide_regroup(members, UNITS)
     transfers = plan_transfers(members, [(0, 2), (2, 4)], [1, 0], decision.holders, BLOCKS)
-    assert {each.unit for each in transfers if each.receiver == 1} == set(range(UNITS))
+    assert {each.unit for each in transfers if each.receiver == 1} == set(range(len(UNITS)))
     assert all(each.sender == 0 for each in transfers)
 
 

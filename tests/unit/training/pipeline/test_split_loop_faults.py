@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +11,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from barnraise.checkpoint.serialization import FlatState
-from barnraise.training.group.single import SingleWorkerManager
 from barnraise.training.pipeline import split_loop
 from barnraise.training.pipeline.prediction import placement_watch
 from barnraise.training.session import Session
-from tests.unit.training.pipeline.block_model import BLOCKS, write_base
+from tests.unit.training.pipeline.simulated_disks import SimulatedDisks
 from tests.unit.training.pipeline.simulated_run import (
     Fault,
     InGroup,
     Killed,
     Kind,
-    MemoryCheckpoints,
     Script,
     SimulatedManager,
     SimulatedRun,
@@ -31,25 +28,19 @@ from tests.unit.training.pipeline.simulated_run import (
     bind,
     prepare,
 )
+from tests.unit.training.pipeline.simulated_training import (
+    Expected,
+    check,
+    resume,
+    script,
+    train_until,
+)
 from tests.unit.training.pipeline.split_workers import train
 
 MEMORY, SMALL = 9000, 5500  # bytes: for two of the five blocks, and for one in the middle
 UNEQUAL = {"a": MEMORY, "b": 6750, "c": MEMORY}  # the model does not fit on a and b, also without mirrors
 ALL_HAVE_THEIRS = "all-gather of 0 bytes"
 LOST = Fault("c", Vote(2), "die")
-
-
-class Expected:
-    """Losses and weights of one process that has the whole model."""
-
-    def __init__(self, folder: Path, trained: Sequence[int] = range(BLOCKS)) -> None:
-        self.base, self.trained = folder / "base", trained
-        write_base(self.base, trained)
-        self.checkpoints: dict[int, FlatState] = {}
-        saved = MemoryCheckpoints(self.checkpoints)
-        session = Session(SingleWorkerManager(), seed=0, unit=2, checkpoints=saved)
-        self.losses = train(session, self.base, folder / "trained.safetensors", trained=trained)
-        self.weights = load_file(folder / "trained.safetensors")
 
 
 @pytest.fixture(scope="module")
@@ -60,34 +51,6 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> Expected:
 @pytest.fixture(autouse=True)
 def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
     prepare(monkeypatch)
-
-
-def script(expected: Expected, folder: Path) -> Script:
-    """Return a script that trains and saves, as `split_workers` does."""
-
-    def main(session: Session, manager: SimulatedManager) -> list[float]:
-        bind(manager)
-        return train(
-            session,
-            expected.base,
-            folder / f"{manager.machine}.safetensors",
-            trained=expected.trained,
-            after_step=lambda: manager.run.note_step(session.done),
-        )
-
-    return main
-
-
-def check(
-    run: SimulatedRun, expected: Expected, folder: Path, survivors: str, tolerance: float = 1e-6
-) -> None:
-    assert set(run.results) == set(survivors), (run.generations, run.ends)
-    for machine, losses in run.results.items():
-        assert losses == pytest.approx(expected.losses[-len(losses) :], abs=tolerance), machine
-        saved = load_file(folder / f"{machine}.safetensors")
-        assert saved.keys() == expected.weights.keys()
-        for name, value in expected.weights.items():
-            assert torch.allclose(saved[name], value, atol=tolerance), (machine, name)
 
 
 def test_threads_train_as_one_process(tmp_path: Path, expected: Expected) -> None:
@@ -145,15 +108,14 @@ def test_broken_link_at_any_point_of_a_regroup_loses_nothing(
 
 
 def test_broken_link_while_a_checkpoint_is_restored_loses_nothing(tmp_path: Path, expected: Expected) -> None:
-    """The machine that has read the checkpoint gives it to the others, also at the second attempt."""
-    for operation in range(1, 12):
-        run = SimulatedRun(
-            "abc",
-            script(expected, tmp_path),
-            faults=[Fault("b", operation, "break-after")],
-            checkpoints=MemoryCheckpoints(expected.checkpoints, restored=3),
-        )
-        run.run()
+    """Parts that a member has not got before are read again, until a step is applied."""
+    disks = SimulatedDisks(tmp_path / "disks")
+    train_until(3, "abc", expected, disks, tmp_path)
+    once = resume("abc", expected, disks, tmp_path, "train-once")
+    performed = [each.what for each in once.operations["b"]]
+    for operation in range(1, performed.index(ALL_HAVE_THEIRS) + 1):
+        faults = [Fault("b", operation, "break-after")]
+        run = resume("abc", expected, disks, tmp_path, f"train-{operation}", faults=faults)
         check(run, expected, tmp_path, "abc")
         assert run.generations == ["abc", "abc"]
         assert {len(losses) for losses in run.results.values()} == {3}
@@ -306,14 +268,10 @@ def test_spare_does_not_continue_without_the_trained_state(tmp_path: Path, expec
 
 
 def test_checkpoint_of_another_adapter_is_refused(tmp_path: Path, expected: Expected) -> None:
-    other = Expected(tmp_path / "other", trained=[3])
-    run = SimulatedRun(
-        "ab",
-        script(expected, tmp_path),
-        checkpoints=MemoryCheckpoints(other.checkpoints, restored=3),
-    )
+    disks = SimulatedDisks(tmp_path / "disks")
+    train_until(3, "ab", Expected(tmp_path / "other", trained=[3]), disks, tmp_path)
     with pytest.raises(AssertionError) as caught:
-        run.run()
+        resume("ab", expected, disks, tmp_path)
     assert "trains other parameters" in str(caught.value.__cause__)
 
 

@@ -17,7 +17,6 @@ from barnraise.training.pipeline.holdings import Run, units_of
 from barnraise.training.pipeline.outline import LossFunction, ModelOutline
 from barnraise.training.pipeline.passes.activations import ActivationCodec
 from barnraise.training.pipeline.passes.order import Order
-from barnraise.training.pipeline.split_checkpoint import SplitCheckpoint
 from barnraise.training.pipeline.stage import Stage
 from barnraise.training.pipeline.trained_state import (
     OptimizerFactory,
@@ -44,18 +43,32 @@ class SplitTask(NamedTuple):
     codec: ActivationCodec
 
 
+class KeptState:
+    """Trained state outside of a stage, by name. ``schedule``: learning rates and schedulers."""
+
+    def __init__(self) -> None:
+        self.states: ParameterStates = {}
+        self.schedule: dict[str, Any] = {}
+
+    def clear(self) -> None:
+        """Free the memory of the state."""
+        self.states, self.schedule = {}, {}
+
+
 class MemberStage:
     """Parts of a split model that one member holds. ``mirrors``: by the rank whose training is mirrored.
 
     ``run``: its blocks; None of a spare. ``kept``: trained state beside them, of the same step.
+    ``has_frozen``: parts of the model are not trained.
     """
 
-    def __init__(self, task: SplitTask, weights: StageWeights, kept: SplitCheckpoint) -> None:
+    def __init__(self, task: SplitTask, weights: StageWeights, kept: KeptState) -> None:
         self._task, self._weights, self.kept = task, weights, kept
         self._count = len(task.outline.blocks)
         self.trained = {
             name: parameter for name, parameter in task.model.named_parameters() if parameter.requires_grad
         }
+        self.has_frozen = any(not parameter.requires_grad for parameter in task.model.parameters())
         self.stage: Stage | None = None
         self.own = self._trained_state({})
         self.mirrors: dict[int, TrainedState] = {}
@@ -143,6 +156,14 @@ class MemberStage:
             if state.parameters:
                 states |= state.export(list(state.parameters))
         return states
+
+    def export_unit(self, unit: int) -> ParameterStates:
+        """Return the state of a unit that is trained or mirrored here."""
+        names = self.names_of_unit(unit)
+        each = next(
+            state for state in (self.own, *self.mirrors.values()) if state.parameters.keys() >= set(names)
+        )
+        return each.export(names)
 
     def export_schedule(self) -> dict[str, Any]:
         """Return learning rates and schedulers; empty if nothing is trained here."""

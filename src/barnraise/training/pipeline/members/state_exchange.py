@@ -73,7 +73,7 @@ class StateExchange:
         for unit, parts in arriving:
             received |= self._checked(unit, unflatten(parts.skeleton, parts.tensors))
         schedules = (unflatten(skeletons[rank][0], []) for rank in sorted(sources))
-        return received, _checked_schedule(next(filter(None, schedules), {}))
+        return received, checked_schedule(next(filter(None, schedules), {}))
 
     def _checked(self, unit: int, states: Any) -> ParameterStates:
         """Return the received state of a unit. Raise ProtocolError if it is something else."""
@@ -81,7 +81,7 @@ class StateExchange:
         if (
             not isinstance(states, dict)
             or sorted(states) != names
-            or not all(map(_is_state, states.values()))
+            or not all(map(is_state, states.values()))
         ):
             raise ProtocolError("another worker sends other trained state than was asked for")
         return states
@@ -121,7 +121,7 @@ class StateExchange:
         return everything
 
 
-def _is_state(state: Any) -> bool:
+def is_state(state: Any) -> bool:
     """Tell whether this is the state of a parameter: its value, and what the optimizer keeps."""
     return (
         isinstance(state, dict)
@@ -131,7 +131,7 @@ def _is_state(state: Any) -> bool:
     )
 
 
-def _checked_schedule(schedule: Any) -> dict[str, Any]:
+def checked_schedule(schedule: Any) -> dict[str, Any]:
     """Return received learning rates. Raise ProtocolError if they are something else."""
     if schedule == {}:
         return {}

@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from barnraise.training.pipeline.empty_weights import empty_weights
-from barnraise.training.pipeline.members.member_stage import MemberStage, SplitTask
+from barnraise.training.pipeline.members.member_stage import KeptState, MemberStage, SplitTask
 from barnraise.training.pipeline.outline import find_blocks, trace_outline
 from barnraise.training.pipeline.passes.activations import ActivationCodec
-from barnraise.training.pipeline.split_checkpoint import SplitCheckpoint
 from barnraise.training.pipeline.split_training import loss_of_output, measure_parts, tokens_of
 from barnraise.training.pipeline.weights import StageWeights, WeightFiles
 from tests.unit.training.pipeline.block_model import BLOCKS, BlockModel, collate, write_base
@@ -38,7 +37,7 @@ def held(tmp_path: Path) -> MemberStage:
         ActivationCodec(outline.dtype),
     )
     weights = StageWeights(model, WeightFiles(tmp_path / "base"), 0, torch.device("cpu"))
-    return MemberStage(task, weights, SplitCheckpoint(None))
+    return MemberStage(task, weights, KeptState())
 
 
 def train(held: MemberStage) -> None:
