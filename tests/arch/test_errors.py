@@ -47,6 +47,7 @@ FROZEN = {
     "TrustError": "trust",
     "UnsupportedOperation": "unsupported-operation",
     "UntrustedPickle": "untrusted-pickle",
+    "WorkerRefused": "worker-refused",
 }
 
 
