@@ -81,12 +81,13 @@ class SplitOptions(NamedTuple):
                 words = ", ".join(map(repr, known))
                 raise RunError(f"run.split knows no {name}={value!r}", hint=f"Take one of {words}.")
 
-    def facts(self, data: DataOrder, device: torch.device) -> dict[str, object]:
+    def facts(self, data: DataOrder, files: WeightFiles | None, device: torch.device) -> dict[str, object]:
         """Return the options that all members must have alike, by name."""
         return {
             "order": self.order,
             "form of activations": self.activations,
             "base": self.base,
+            "sample of the model files": files.sample() if files is not None else "none",
             **{name.replace("_", " "): value for name, value in data._asdict().items()},
             **describe_optimizer(self.optimizer, self.scheduler, device),
         }
@@ -157,7 +158,7 @@ class SplitTraining:
             options.scheduler,
             options.order,
             ActivationCodec(outline.dtype, options.activations),
-            describe_model(model, outline, options.facts(self.data.data_order, device)),
+            describe_model(model, outline, options.facts(self.data.data_order, files, device)),
         )
         self._checkpoints = checkpoints
         record = SplitRecord(metrics)
