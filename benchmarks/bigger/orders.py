@@ -427,7 +427,7 @@ def _lora_share(shape: Shape) -> float:
 
 
 def full_problem(home: Home, shape: Shape) -> SplitProblem:
-    """Return a model that is trained as a whole, in bfloat16; its backward pass takes three forward passes."""
+    """Return a model that is trained as a whole in bfloat16. Backward passes take three forward passes."""
     problem = problem_of(home, shape, 16)
     machines = tuple(
         machine._replace(
