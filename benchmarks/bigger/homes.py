@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from barnraise.core.errors import RunError
+from barnraise.planning.split.language_model import LORA_RANK, NUMBER_BYTES, LanguageShape
 from barnraise.planning.split.split_problem import SplitMachine, SplitProblem
 from barnraise.planning.split.split_rivals import (
     Rival,
@@ -24,20 +25,18 @@ from barnraise.planning.split.split_rivals import (
     price_run,
     recommend,
 )
-from barnraise.planning.split.stage_placement import ModelParts, PartSize
+from barnraise.planning.split.stage_placement import ModelParts
 from barnraise.planning.split.stage_time import BlockSpeed, LinkRates
 from benchmarks.report import REPOSITORY, last_line
 
 PAGE = REPOSITORY / "docs" / "benchmarks" / "bigger-homes.md"
 TOKENS, SAMPLES = 1024, 16  # of a sample, and of a step; a micro-batch is one sample
-RANK = 16
+RANK = LORA_RANK
 REACHED = 0.35  # of the peak of a device
 CARRIED = 0.94  # of the rate of a line
 COPIED = 0.8  # of the rate of PCIe
 _GB = 1e9
-_BF16, _FLOAT = 2.0, 4.0
 _FOUR_BITS = 4.5 / 8  # NF4, with a scale of four bytes for 64 numbers
-_LOGITS = 10  # bytes of a word's score: in bfloat16, in float32, and its gradient
 _HEAD_WIDTH = 128
 
 
@@ -70,18 +69,15 @@ class Shape(NamedTuple):
     words: int
 
     @property
+    def language(self) -> LanguageShape:
+        """Return the shape as the planner takes it."""
+        narrow = self.keys * _HEAD_WIDTH
+        return LanguageShape(self.hidden, self.inner, self.layers, self.hidden, narrow, self.words)
+
+    @property
     def matrices(self) -> list[tuple[int, int]]:
         """Return the sizes of the matrices of a block."""
-        narrow = self.keys * _HEAD_WIDTH
-        return [
-            (self.hidden, self.hidden),
-            (self.hidden, narrow),
-            (self.hidden, narrow),
-            (self.hidden, self.hidden),
-            (self.hidden, self.inner),
-            (self.hidden, self.inner),
-            (self.inner, self.hidden),
-        ]
+        return self.language.matrices
 
 
 class Home(NamedTuple):
@@ -192,22 +188,14 @@ all weights, is faster. "none": the split uses no more than two machines.
 
 def parts_of(shape: Shape, bits: int) -> ModelParts:
     """Return the sizes of a model's parts."""
-    weights = sum(rows * columns for rows, columns in shape.matrices)
-    adapter = RANK * sum(rows + columns for rows, columns in shape.matrices)
-    boundary = round(TOKENS * shape.hidden * _BF16)
-    each = _BF16 if bits == 16 else _FOUR_BITS
-    block = PartSize(round(weights * each), round(adapter * _FLOAT), boundary)
-    ends = round(shape.words * shape.hidden * _BF16)
-    after = PartSize(ends, 0, TOKENS * shape.words * _LOGITS)
-    return ModelParts(PartSize(ends), (block,) * shape.layers, after, boundary)
+    return shape.language.parts(TOKENS, NUMBER_BYTES if bits == 16 else _FOUR_BITS)
 
 
 def speed_of(device: Device, shape: Shape, parts: ModelParts) -> BlockSpeed:
     """Return the seconds of a micro-batch on a device; the backward pass computes a block once more."""
-    weights = sum(rows * columns for rows, columns in shape.matrices)
-    flops = 2.0 * weights * TOKENS + 2.0 * TOKENS**2 * shape.hidden
+    flops = shape.language.block_flops(TOKENS)
     forward_s = _seconds(device, flops, parts.blocks[0].frozen_bytes)
-    head_s = _seconds(device, 2.0 * shape.words * shape.hidden * TOKENS, parts.after.frozen_bytes)
+    head_s = _seconds(device, shape.language.head_flops(TOKENS), parts.after.frozen_bytes)
     return BlockSpeed(forward_s, 2 * forward_s, after_s=2 * head_s)
 
 

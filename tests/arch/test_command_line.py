@@ -79,7 +79,8 @@ FROZEN = {
     "pair": {"--guest", "--wait", "--no-wait", "--machines", "--yes", *_JSON},
     "pause": {"machine", "--for", *_JSON},
     "plan": {
-        *("--parameters", "--batch", "--tokens", "--flops-per-sample", "--seconds-per-sample", "--on"),
+        *("--parameters", "--config", "--base", "--batch", "--tokens", "--flops-per-sample"),
+        *("--seconds-per-sample", "--on"),
         *_PLANS,
     },
     "ps": {"run", "--all", *_JSON},

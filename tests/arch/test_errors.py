@@ -49,6 +49,7 @@ FROZEN = {
     "TrustError": "trust",
     "UnsupportedOperation": "unsupported-operation",
     "UntrustedPickle": "untrusted-pickle",
+    "WorkerRefused": "worker-refused",
 }
 
 

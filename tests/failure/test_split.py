@@ -1,16 +1,19 @@
-"""A split model on three real agents: workers are killed, come back or not, and nothing is lost."""
+"""A split model on three real agents: workers are killed, stopped or refused, and nothing is lost."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -35,7 +38,7 @@ import json, os, sys, time
 from pathlib import Path
 marks = Path(sys.argv[1])
 import barnraise, torch
-from block_model import BlockModel, loader
+from block_model import BlockModel, loader, train_only
 torch.set_num_threads(1)
 whole = len(sys.argv) > 2
 if whole:
@@ -48,6 +51,8 @@ with run.empty():
     model = BlockModel()
 if whole:
     model.requires_grad_(True)
+if (marks / f"other-{node}").exists():
+    train_only(model, [3])
 model, batches = run.split(
     model,
     loader(),
@@ -102,36 +107,54 @@ def folders(tmp_path: Path) -> tuple[Path, Path]:
     return project, marks
 
 
-def train_with_deaths(project: Path, marks: Path, victims: int) -> dict[str, Any]:
-    """Train on three agents, and kill this many of the workers at once. Return the history of the run."""
+def rows_of(marks: Path) -> list[tuple[int, int]]:
+    """Return step and number of workers of each row that a worker has written."""
+    return [row for path in marks.glob("losses-*") for row in read_rows(path)]
+
+
+@contextlib.contextmanager
+def training(project: Path, marks: Path) -> Iterator[tuple[LocalAgents, str]]:
+    """Yield three agents and the run that all of them train."""
     with LocalAgents(3) as agents:
         agents.form()
         words = ("run", "--env", "agent", "--detach", "train.py", str(marks))
         done = agents.type(0, *words, folder=project)
         assert done.returncode == 0, done.stderr
-        run = done.stdout.strip().splitlines()[-1]
+        until_trained(agents, marks, 3, 7)
+        assert len(list(marks.glob("pid-*"))) == 3
+        yield agents, done.stdout.strip().splitlines()[-1]
 
-        def rows() -> list[tuple[int, int]]:
-            return [row for path in marks.glob("losses-*") for row in read_rows(path)]
 
-        agents.until(lambda: any(step >= 8 and world == 3 for step, world in rows()), "all train", PATIENCE_S)
-        if victims > 1:  # a checkpoint of all stages is on a disk
-            agents.until(lambda: checkpoints_of(agents), "a checkpoint is written", PATIENCE_S)
-        workers = sorted(marks.glob("pid-*"))
-        assert len(workers) == 3
-        for worker in workers[:victims]:
-            os.kill(int(worker.name.removeprefix("pid-")), signal.SIGKILL)
-        killed_at = max(rows())[0]
+def until_trained(agents: LocalAgents, marks: Path, world: int, after: int) -> None:
+    """Wait until this many workers have trained a step after that one."""
 
-        def is_back() -> bool:
-            return any(world == 3 and step > killed_at + 1 for step, world in rows())
+    def is_done() -> bool:
+        return any(workers == world and step > after for step, workers in rows_of(marks))
 
-        agents.until(is_back, "all train again", PATIENCE_S)
-        (marks / "go").touch()
-        agents.until(lambda: row_of(agents, run).phase == "ended", "the run has ended", PATIENCE_S)
-        shown = agents.type(0, "runs", "history", run, "--json", folder=project)
-        assert shown.returncode == 0, shown.stderr
-        return dict(json.loads(shown.stdout))
+    agents.until(is_done, f"{world} workers train", PATIENCE_S)
+
+
+def until_ended(agents: LocalAgents, run: str, project: Path, marks: Path) -> dict[str, Any]:
+    """Let the run go on to its end, and return its history."""
+    (marks / "go").touch()
+    agents.until(lambda: row_of(agents, run).phase == "ended", "the run has ended", PATIENCE_S)
+    shown = agents.type(0, "runs", "history", run, "--json", folder=project)
+    assert shown.returncode == 0, shown.stderr
+    return dict(json.loads(shown.stdout))
+
+
+def newest_step(marks: Path) -> int:
+    """Return the newest step that a worker has trained."""
+    return max(rows_of(marks))[0]
+
+
+def worker_of(agents: LocalAgents, place: int, marks: Path) -> psutil.Process:
+    """Return the newest worker of an agent."""
+    agent = agents.agents[place]
+    assert agent is not None
+    own = {child.pid for child in psutil.Process(agent.pid).children(recursive=True)}
+    pids = [int(path.name.removeprefix("pid-")) for path in marks.glob("pid-*")]
+    return next(psutil.Process(pid) for pid in pids if pid in own)
 
 
 def checkpoints_of(agents: LocalAgents) -> list[Path]:
@@ -144,7 +167,68 @@ def checkpoints_of(agents: LocalAgents) -> list[Path]:
 def test_deaths_of_workers_change_no_result(victims: int, folders: tuple[Path, Path]) -> None:
     """The first victim's mirror has its state; of two neighbours, a checkpoint has it."""
     project, marks = folders
-    history = train_with_deaths(project, marks, victims)
+    with training(project, marks) as (agents, run):
+        if victims > 1:  # a checkpoint of all stages is on a disk
+            agents.until(lambda: checkpoints_of(agents), "a checkpoint is written", PATIENCE_S)
+        for worker in sorted(marks.glob("pid-*"))[:victims]:
+            os.kill(int(worker.name.removeprefix("pid-")), signal.SIGKILL)
+        until_trained(agents, marks, 3, newest_step(marks) + 1)
+        history = until_ended(agents, run, project, marks)
+    check_results(project, marks, history)
+    assert {"failure", "died"} & {event["kind"] for event in history["events"]}
+
+
+@pytest.mark.parametrize("what", ["worker", "machine"])
+def test_stopped_worker_is_left_out_and_another_joins_in_its_place(
+    what: str, folders: tuple[Path, Path]
+) -> None:
+    """A stopped process keeps its links open. Its own agent sees it; that of a stopped machine is stopped."""
+    project, marks = folders
+    with training(project, marks) as (agents, run):
+        agent, worker = agents.agents[1], worker_of(agents, 1, marks)
+        assert agent is not None
+        machine = psutil.Process(agent.pid)
+        stopped = [machine, *machine.children(recursive=True)] if what == "machine" else [worker]
+        stopped_at = newest_step(marks)
+        for process in stopped:
+            process.suspend()
+        try:
+            until_trained(agents, marks, 2, stopped_at + 1)
+            going_on = newest_step(marks)
+        finally:
+            for process in stopped:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.resume()
+        until_trained(agents, marks, 3, going_on + 1)
+        agents.until(lambda: not psutil.pid_exists(worker.pid), "the old worker is gone", PATIENCE_S)
+        assert len(list(marks.glob("pid-*"))) == 4, "one other worker has started"
+        history = until_ended(agents, run, project, marks)
+    check_results(project, marks, history)
+
+
+def test_worker_with_another_model_is_refused_and_not_started_again(folders: tuple[Path, Path]) -> None:
+    project, marks = folders
+    with training(project, marks) as (agents, run):
+        victim = worker_of(agents, 1, marks)
+        node = (marks / f"pid-{victim.pid}").read_text()
+        (marks / f"other-{node}").touch()
+        victim.kill()
+
+        def said(place: int) -> str:
+            logs = agents.state(place).glob(f"runs/{run}/logs/*")
+            return "\n".join(path.read_text(errors="replace") for path in logs)
+
+        agents.until(lambda: "it trains 48 numbers" in said(1), "it has read the reason", PATIENCE_S)
+        until_trained(agents, marks, 2, newest_step(marks) + 3)
+        history = until_ended(agents, run, project, marks)
+        assert "h1 is refused by the other workers: it trains 48 numbers" in said(0) + said(2)
+        assert "[worker-refused]" in said(1)
+    assert len(list(marks.glob("pid-*"))) == 4, "a refused worker is not started again"
+    check_results(project, marks, history)
+
+
+def check_results(project: Path, marks: Path, history: dict[str, Any]) -> None:
+    """Compare all losses, the trained weights and the record of the run with one process."""
     alone = train_alone(project, marks)
     saved = [path for path in marks.glob("*.safetensors") if path.stem != "alone"]
     assert saved

@@ -26,7 +26,7 @@ from barnraise.cli.history.report_command import report_command
 from barnraise.cli.history.track_command import track_command
 from barnraise.cli.hub.commands import hub_group, invite_command
 from barnraise.cli.machine.commands import machine_commands
-from barnraise.cli.plan.options import planning_options, take_wishes
+from barnraise.cli.plan.options import planning_options, size_options, take_wishes
 from barnraise.cli.project_file import ProjectFileCommand
 from barnraise.cli.queue.commands import queue_group
 from barnraise.cli.runs.evaluate import eval_command
@@ -289,11 +289,7 @@ def _adapt(script: Path, write: bool) -> int:
 
 
 @app.command("plan", cls=ProjectFileCommand, keys_of=_run)
-@click.option("--parameters", required=True, metavar="COUNT", help="Size of the model, such as 124M.")
-@click.option("--batch", default="256", metavar="COUNT", help="Samples of a global batch (default: 256).")
-@click.option("--tokens", default="1", metavar="COUNT", help="Tokens of a sample, for language models.")
-@click.option("--flops-per-sample", metavar="COUNT", help="Forward and backward (default: 6 x --parameters).")
-@click.option("--seconds-per-sample", metavar="TIME", help="Time this machine needs to train one sample.")
+@size_options
 @_on
 @planning_options
 def _plan(on: tuple[str, ...], **options: Any) -> int:

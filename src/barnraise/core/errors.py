@@ -20,6 +20,7 @@ Each code has a page under ``docs/errors/`` (a test checks it), which ``barnrais
     │   ├── RunEnvironmentError
     │   └── CheckpointError
     ├── StepFailed
+    ├── WorkerRefused
     ├── HubError
     │   ├── HubAway
     │   ├── StoreAway
@@ -180,6 +181,19 @@ class StepFailed(BarnraiseError):
 
     code = "step-failed"
     default_hint = "Let the error of the step end the script. The restarted worker receives the state."
+
+
+class WorkerRefused(BarnraiseError):
+    """The other workers of a run refuse this one, and train without it.
+
+    It is no RunError: that would end the run for all.
+    """
+
+    code = "worker-refused"
+    default_hint = (
+        "Give this machine the same script, options, libraries and files as the others. Then start its agent "
+        "again: `barnraise down`, `barnraise up --detach`."
+    )
 
 
 class HubError(BarnraiseError):

@@ -25,6 +25,7 @@ from barnraise.core import metrics
 from barnraise.core.errors import BarnraiseError, ShippingError
 from barnraise.core.flow.backoff import SteppedBackoff
 from barnraise.core.metrics import catalogue
+from barnraise.runs.control.failures import refusal
 from barnraise.runs.record import (
     MAX_REPORTED_FAILURES,
     NodeReport,
@@ -81,6 +82,7 @@ class RunExecutor:
         self._limits_version = 0
         self._restarts = self._crashes = self._crash_counted_for = 0
         self._started_at = -1e9
+        self._gave_up_after = -1  # the start of the last worker
         self._last_start = 0
         self._generation = 0
         self.results = b""
@@ -254,10 +256,13 @@ class RunExecutor:
         return True
 
     def _cannot_join(self, members: set[tuple[bytes, int, int]]) -> bool:
-        """Return True after several joining workers in a row failed before they were admitted."""
+        """Return True after the others refused its worker, or several in a row failed before they joined."""
         start = self._last_start
         own = {} if start in self._asked_to_exit else self._exited
         last = [state for state in own.values() if state.start == start]
+        if why := next(filter(None, (refusal(state.tail) for state in last)), ""):
+            self._give_up(why)
+            return True
         if any((self._context.me.raw, state.local_rank, state.start) in members for state in last):
             self._crashes = 0
         elif (
@@ -267,14 +272,17 @@ class RunExecutor:
             self._crashes, self._crash_counted_for = self._crashes + 1, self._last_start
         if self._crashes < _MAX_CRASHES:
             return False
-        if self._crashes == _MAX_CRASHES:
-            self._crashes += 1
-            last_line = next((state.tail.strip().rpartition("\n")[2] for state in last if state.tail), "")
-            self._report(
-                "ended", f"its worker cannot join: {_MAX_CRASHES} tries failed, the last with: {last_line}"
-            )
-            self._context.report_event(f"run {self.entry.run}: {self._detail}")
+        last_line = next((state.tail.strip().rpartition("\n")[2] for state in last if state.tail), "")
+        self._give_up(f"{_MAX_CRASHES} tries failed, the last with: {last_line}")
         return True
+
+    def _give_up(self, why: str) -> None:
+        """Report, once for each worker, why none of this machine is started again."""
+        if self._gave_up_after != self._last_start:
+            self._gave_up_after = self._last_start
+            alive = any(not group.is_idle for group in self._groups)
+            self._report("running" if alive else "ended", f"its worker cannot join: {why}")
+            self._context.report_event(f"run {self.entry.run}: {self._detail}")
 
     async def _prepare(self, asks: bool) -> None:
         while self._context.limits.reason_against(self.entry.spec.by):  # not even a file is fetched

@@ -50,6 +50,35 @@ def planning_options(command: Command) -> Command:
     return command
 
 
+def size_options(command: Command) -> Command:
+    """Add the options that say how large a model and its batches are."""
+    for option in (
+        click.option(
+            "--seconds-per-sample", metavar="TIME", help="Time this machine needs to train one sample."
+        ),
+        click.option(
+            "--flops-per-sample", metavar="COUNT", help="Forward and backward (default: 6 x --parameters)."
+        ),
+        click.option("--tokens", metavar="COUNT", help="Tokens of a sample, for language models."),
+        click.option("--batch", metavar="COUNT", help="Samples of a global batch (default: 256; split: 16)."),
+        click.option(
+            "--base",
+            type=click.Choice(["exact", "int8", "nf4"]),
+            default="exact",
+            help="With --config: form of the frozen layers.",
+        ),
+        click.option(
+            "--config",
+            type=click.Path(path_type=Path),
+            metavar="FOLDER",
+            help="Folder of a language model that is split, with its config.json.",
+        ),
+        click.option("--parameters", metavar="COUNT", help="Size of the model, such as 124M."),
+    ):
+        command = option(command)
+    return command
+
+
 def take_wishes(options: dict[str, Any]) -> PlanOptions:
     """Take the plan options out of ``options``; the rest stays there."""
     return PlanOptions(**{name: options.pop(name) for name in PlanOptions.__dataclass_fields__})

@@ -18,6 +18,7 @@ from barnraise.cli.agent_call import ask
 from barnraise.cli.plan.options import PlanOptions
 from barnraise.cli.plan.parse import check, machines_of, options_of, parse_count, parse_flops, parse_seconds
 from barnraise.cli.plan.picture import picture
+from barnraise.cli.plan.split_size import BaseForm, EstimatedTraining, read_config, run_estimated
 from barnraise.cli.plan.text import PlanReport, describe, format_count
 from barnraise.core.errors import AgentError, ConfigError, RunError
 from barnraise.core.units import format_duration
@@ -44,17 +45,23 @@ from barnraise.topology.graph import decode_graph
 _FLOPS_PER_PARAMETER = 6
 _MOST_STATE_BYTES = 1024.0
 _SETTLED_STEPS = 4
+_BATCH, _SPLIT_BATCH, _SPLIT_TOKENS = "256", "16", "1024"
 
 
 @dataclass(frozen=True)
 class Size:
-    """Size of the model, as the user typed it."""
+    """Size of the model, as the user typed it. ``config``: folder of a language model that is split.
 
-    parameters: str
-    batch: str
-    tokens: str
-    flops_per_sample: str | None
-    seconds_per_sample: str | None
+    ``base``: form of its frozen layers.
+    """
+
+    parameters: str | None = None
+    batch: str | None = None
+    tokens: str | None = None
+    flops_per_sample: str | None = None
+    seconds_per_sample: str | None = None
+    config: Path | None = None
+    base: BaseForm = "exact"
 
 
 @dataclass(frozen=True)
@@ -78,10 +85,17 @@ class PlanTrial:
 def run(size: Size, *, on: tuple[str, ...], wishes: PlanOptions) -> int:
     """Plan from the size of a model alone."""
     check(wishes)
+    if size.config is not None:
+        return _run_split(size, size.config, on=on, wishes=wishes)
+    if size.parameters is None or size.base != "exact":
+        raise ConfigError(
+            "barnraise plan needs the size of a model; --base goes with --config",
+            hint="Give --parameters 124M, or --config FOLDER for a model that is split.",
+        )
     parameters = parse_count(size.parameters, "--parameters", "124M")
-    profile = StepTimes(batch=parse_count(size.batch, "--batch", "512"))
+    profile = StepTimes(batch=parse_count(size.batch or _BATCH, "--batch", "512"))
     seconds = None if size.seconds_per_sample is None else parse_seconds(size.seconds_per_sample)
-    tokens = parse_count(size.tokens, "--tokens", "1024")
+    tokens = parse_count(size.tokens or "1", "--tokens", "1024")
     if size.flops_per_sample is None:
         flops = float(_FLOPS_PER_PARAMETER * parameters * tokens)
         each = "each parameter and token" if tokens > 1 else "each parameter; add --tokens if it is a text"
@@ -97,6 +111,24 @@ def run(size: Size, *, on: tuple[str, ...], wishes: PlanOptions) -> int:
     if seconds is not None:
         basis = f"this machine trains a sample in {format_duration(seconds)}, as given"
     return _answer(cluster, model, profile, wishes, basis=basis)
+
+
+def _run_split(size: Size, folder: Path, *, on: tuple[str, ...], wishes: PlanOptions) -> int:
+    """Plan a language model that is split, from its configuration."""
+    if size.parameters or size.flops_per_sample or size.seconds_per_sample:
+        raise ConfigError(
+            "--config says how large the model is",
+            hint="Leave out --parameters, --flops-per-sample and --seconds-per-sample.",
+        )
+    shape = read_config(folder)
+    batch = parse_count(size.batch or _SPLIT_BATCH, "--batch", "16")
+    tokens = parse_count(size.tokens or _SPLIT_TOKENS, "--tokens", "1024")
+    trained = shape.layers * shape.adapter_numbers
+    model = ModelSize(parameters=trained, flops_per_sample=shape.block_flops(tokens))
+    imagined = machines_of(wishes)
+    here = _look(on, is_needed=not imagined or bool(on))
+    cluster = add_hypothetical(_cluster(here, model, {}), imagined, model)
+    return run_estimated(EstimatedTraining(shape, tokens, batch, size.base), cluster, wishes=wishes)
 
 
 def run_measured(measured: StepProfile, *, on: tuple[str, ...], wishes: PlanOptions) -> int:

@@ -1,4 +1,4 @@
-"""Dry run of a split model: which machine holds what, what travels, the predicted step, and its rivals."""
+"""Report about a split model: which machine holds what, what travels, the predicted step, and its rivals."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ _OTHERS = (
 
 
 class SplitReport(NamedTuple):
-    """All that is shown, as text or as one JSON object. ``split``: None if the model does not fit."""
+    """All that is shown, as text or as one JSON object. ``split``: None if the model does not fit.
+
+    ``notes``: what the figures rest on, if they were not measured.
+    """
 
     problem: SplitProblem
     batch: int
@@ -37,6 +40,7 @@ class SplitReport(NamedTuple):
     why_not: str
     rivals: tuple[Rival, ...]
     recommendation: str
+    notes: tuple[str, ...] = ()
 
 
 def run_split(profile: SplitProfile, *, wishes: PlanOptions) -> int:
@@ -45,11 +49,12 @@ def run_split(profile: SplitProfile, *, wishes: PlanOptions) -> int:
         raise RunError(
             "--add and --picture do not work with a split model yet", hint="Use --dry-run without them."
         )
-    report = report_of(profile)
-    if wishes.as_json:
-        click.echo(json.dumps(_as_object(report), indent=2))
-    else:
-        click.echo(describe_split(report))
+    return show_split(report_of(profile), as_json=wishes.as_json)
+
+
+def show_split(report: SplitReport, *, as_json: bool) -> int:
+    """Print a report. Return 1 if the model does not fit."""
+    click.echo(json.dumps(_as_object(report), indent=2) if as_json else describe_split(report))
     return 0 if report.split is not None else 1
 
 
@@ -81,12 +86,17 @@ def _as_object(report: SplitReport) -> dict[str, Any]:
         "why_not": report.why_not,
         "rivals": [rival._asdict() for rival in report.rivals],
         "recommendation": report.recommendation,
+        "notes": list(report.notes),
     }
 
 
 def report_of(profile: SplitProfile) -> SplitReport:
     """Place the model on the machines of a dry run, and price its rivals."""
-    problem = problem_of(profile)
+    return report_of_problem(problem_of(profile), profile.batch)
+
+
+def report_of_problem(problem: SplitProblem, batch: int) -> SplitReport:
+    """Place the model on the machines, and price its rivals. ``batch``: samples of a step."""
     split, why_not = None, ""
     try:
         split = price_run(problem)
@@ -95,7 +105,7 @@ def report_of(profile: SplitProfile) -> SplitReport:
     rivals = price_rivals(problem)
     return SplitReport(
         problem=problem,
-        batch=profile.batch,
+        batch=batch,
         split=split,
         why_not=why_not,
         rivals=rivals,
@@ -174,6 +184,7 @@ def describe_split(report: SplitReport, width: int = 0) -> str:
         blocks.append(_rivals(report.rivals, width))
         blocks.append(wrapped(_OTHERS, width))
     blocks.append(wrapped(report.recommendation, width))
+    blocks += [wrapped(note, width) for note in report.notes]
     return "\n\n".join(blocks)
 
 

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from barnraise.core.units import counted
 from barnraise.runs.control.eviction import Eviction, choose_evictions, is_waiting_for_group, unreachable_peer
+from barnraise.runs.control.failures import refusal
 from barnraise.runs.control.pausing import nodes_to_pause, pause_reason
 from barnraise.runs.control.restart_policy import apply_restart_policy, failure_kind
 from barnraise.runs.control.transitions import ReconcileInput, fail, machine_names, restart_or_fail, succeed
@@ -72,6 +73,8 @@ def reconcile_session(record: RunRecord, facts: ReconcileInput) -> RunRecord | N
             return _regroup(record, slots, joining, "the workers lost each other; all machines are present")
         return _recover_joining(record, facts, joining)
     left = [slot for slot in record.slots if slot not in alive]
+    if why := _refusals([worker for worker in workers if worker.slot in left]):
+        return _regroup(record, slots, joining, why)
     names = ", ".join(dict.fromkeys(facts.name(slot.node) for slot in (left or admitted)))
     finished = all(worker.succeeded for worker in workers if worker.slot in left)
     departure = "has finished" if finished else _loss([each for each in workers if each.slot in left], facts)
@@ -87,6 +90,12 @@ def reconcile_session(record: RunRecord, facts: ReconcileInput) -> RunRecord | N
     has_finished = bool(left) and verb == "has finished"
     what = "waiting for" if has_finished else "training continues on"
     return _regroup(record, slots, joining, f"{names} {verb if left else 'joined'}", what)
+
+
+def _refusals(left: Sequence[WorkerStatus]) -> str:
+    """Return why the others refused the workers that are gone; empty if they did not refuse all of them."""
+    reasons = [refusal(worker.state.tail) if worker.state is not None else "" for worker in left]
+    return "; ".join(dict.fromkeys(reasons)) if all(reasons) else ""
 
 
 def _loss(lost: Sequence[WorkerStatus], facts: ReconcileInput) -> str:

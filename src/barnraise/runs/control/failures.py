@@ -30,6 +30,7 @@ _OURS = re.compile(r"^barnraise\.core\.errors\.\w+: \[[a-z-]+\] ")
 _STEP_FAILED = "barnraise.core.errors.StepFailed: "  # an error of the script, which the script has caught
 # These texts appear in workers that only notice the failure of another one.
 FOLLOWERS = ("PeerLost", "peer-lost", "rank is lost", "DistBackendError", "Connection closed by peer")
+_REFUSED = "barnraise.core.errors.WorkerRefused: "
 
 
 def merge_failures(record: RunRecord, reports: Mapping[bytes, NodeReport]) -> RunRecord:
@@ -125,3 +126,9 @@ def _script_line(tail: str) -> str:
             place = len(parts) - 1 - parts[::-1].index(_RUN_FOLDER)
             return f"{'/'.join(parts[place + 1 :])}:{line}"
     return ""
+
+
+def refusal(tail: str) -> str:
+    """Return why the other workers refused a worker, from its output; empty if they did not."""
+    line = exception_line(tail)
+    return _OURS.sub("", line)[:_MAX_SUMMARY] if line.startswith(_REFUSED) else ""

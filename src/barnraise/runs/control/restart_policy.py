@@ -2,7 +2,8 @@
 
 A driver fault, an unreadable file or a damaged state are local to one machine. An error of the script is
 not: it happens again, or on another worker that gets the same micro-batches, and then the run fails. A
-failure before the worker has trained, or without other workers, fails the run at once.
+failure before the worker has trained, or without other workers, fails the run at once. A worker that the
+others refuse is not restarted: they train on without it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Collection, Sequence
 
 from msgspec.structs import replace
 
-from barnraise.runs.control.failures import exception_line
+from barnraise.runs.control.failures import exception_line, refusal
 from barnraise.runs.control.worker_status import WorkerStatus
 from barnraise.runs.record import RestartedFailure, RunRecord, WorkerState
 
@@ -34,7 +35,7 @@ def apply_restart_policy(
         kind = failure_kind(worker.state)
         has_joined_later = worker.slot.start != record.first_generation
         has_trained = worker.state.trained or has_joined_later
-        if has_trained and kind in _FOLLOWS:
+        if has_trained and (kind in _FOLLOWS or refusal(worker.state.tail)):
             continue
         place = (worker.slot.node, worker.slot.local_rank)
         is_new = all((other.node, other.local_rank) != place and other.kind != kind for other in known)

@@ -14,16 +14,14 @@ from typing import Annotated, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from barnraise.core.errors import ProtocolError
+from barnraise.training.pipeline.members.model_facts import MOST_UNITS, ModelFacts
 from barnraise.training.record.split_record import LoggedValues
-
-MOST_UNITS = 4096
 
 Step = Annotated[int, Meta(ge=0, le=1 << 50)]
 Unit = Annotated[int, Meta(ge=0, lt=MOST_UNITS)]
 Units = Annotated[tuple[Unit, ...], Meta(max_length=MOST_UNITS)]
 Run = tuple[int, int]  # of blocks: the first one, and the one after the last
-Number = Annotated[float, Meta(ge=-1e300, le=1e300)]
+Factor = Annotated[float, Meta(ge=0, le=1)]
 
 
 class StageVote(msgspec.Struct, frozen=True, array_like=True):
@@ -32,7 +30,8 @@ class StageVote(msgspec.Struct, frozen=True, array_like=True):
     ``loss``: of the whole batch, from the last stage; 0 from the others. ``fingerprint``: of the samples.
     ``checkpoint_due``: one of any worker makes all save. ``speed``: samples of the whole model per second of
     its own computation. ``logged``: values of the step before. ``block_s``: seconds of a block here; 0 if
-    unknown. ``placement_due``: rank 0 lets all place the blocks again.
+    unknown. ``placement_due``: rank 0 lets all place the blocks again. ``clip``: the norm to which all clip,
+    as rank 0 says.
     """
 
     step: Step
@@ -41,10 +40,11 @@ class StageVote(msgspec.Struct, frozen=True, array_like=True):
     newest_generation: Annotated[int, Meta(ge=-1, le=1 << 50)]
     fingerprint: Annotated[bytes, Meta(max_length=32)] = b""
     checkpoint_due: bool = False
-    speed: float = 0.0
+    speed: Annotated[float, Meta(ge=0, le=1e15)] = 0.0
     logged: LoggedValues = {}
     block_s: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
     placement_due: bool = False
+    clip: Annotated[float, Meta(ge=0)] | None = None
 
 
 class MemberHoldings(msgspec.Struct, frozen=True, array_like=True):
@@ -52,18 +52,18 @@ class MemberHoldings(msgspec.Struct, frozen=True, array_like=True):
 
     ``own``: units of its stage. ``others``: units whose trained state it mirrors or keeps. ``is_ready``: it
     has voted on the next step, and can apply it. ``factor`` and ``loss``: of the newest step that it has
-    applied. ``is_restored``: its state is that of a checkpoint, which can be read again. ``has_disk``: it can
-    write parts of checkpoints, and read them.
+    applied. ``model``: what all members must have alike. ``is_restored``: its state is that of a checkpoint,
+    which can be read again. ``has_disk``: it can write parts of checkpoints, and read them.
     """
 
     done: Step = 0
     own: Units = ()
     others: Units = ()
     is_ready: bool = False
-    factor: Number = 1.0
+    factor: Factor = 1.0
     loss: float = 0.0
     memory_bytes: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
-    model: Annotated[bytes, Meta(max_length=32)] = b""  # hash of names, shapes and options
+    model: ModelFacts = ModelFacts()
     newest_generation: Annotated[int, Meta(ge=-1, le=1 << 50)] = -1  # that its agent knows
     is_restored: bool = False
     has_disk: bool = False
@@ -101,30 +101,21 @@ class Transfer(NamedTuple):
 def decide_regroup(members: Sequence[MemberHoldings], units: Sequence[bool]) -> RegroupDecision:
     """Decide which step counts, and which rank has each unit. ``units``: whether anything is trained in each.
 
-    Before the first step nothing has to be sent: every member can make the first state itself. The same
-    holds if the members have read a checkpoint and a part of it is lost: they read it again. Raise
-    ProtocolError if the reports contradict each other.
+    The members were judged before, so their reports do not contradict each other. Before the first step
+    nothing has to be sent: every member can make the first state itself. The same holds if the members have
+    read a checkpoint and a part of it is lost: they read it again.
     """
-    if len({member.model for member in members}) > 1:
-        raise ProtocolError(
-            "the workers of this group do not train the same model with the same options of run.split",
-            hint="Give all machines the same script, options and model files.",
-        )
     old = [(rank, member) for rank, member in enumerate(members) if not member.is_fresh]
     done = max((member.done for _, member in old), default=0)
     if not done:
         return RegroupDecision(0, None, 0.0, {}, ())
     behind = [member for _, member in old if member.done < done]
     ahead = next(member for _, member in old if member.done == done)
-    if any(member.done < done - 1 or not member.is_ready for member in behind):
-        raise ProtocolError(f"a step before {done} was applied by one worker and did not reach another")
     holders: dict[int, int] = {}
     for kind in ("own", "others"):
         for rank, member in old:
             for unit in getattr(member, kind):
                 holders.setdefault(unit, rank)
-    if any(unit >= len(units) for unit in holders):
-        raise ProtocolError("a worker holds a unit that the model does not have")
     lost = tuple(unit for unit, is_trained in enumerate(units) if is_trained and unit not in holders)
     is_restored = all(member.is_restored for _, member in old)
     if lost and is_restored:

@@ -12,14 +12,12 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 import msgspec
 import torch
-from blake3 import blake3
 
-from barnraise.core.decoding import decode
 from barnraise.core.errors import CollectiveError, RunError
 from barnraise.planning.split.mirror_placement import MirrorMember, MirrorPlacement, place_mirrors
 from barnraise.planning.split.move_cost import HeldBlocks
@@ -40,10 +38,23 @@ from barnraise.training.pipeline.holdings import (
 )
 from barnraise.training.pipeline.machine_memory import free_memory
 from barnraise.training.pipeline.members.gradient_exchange import add_replicas, send_to_mirrors
-from barnraise.training.pipeline.members.handover import StayingMember, exchange_notices, plan_handover
+from barnraise.training.pipeline.members.handover import (
+    ReportedGenerations,
+    StayingMember,
+    exchange_notices,
+    is_confirmed,
+    plan_handover,
+)
 from barnraise.training.pipeline.members.loaded_step import LoadedStep
 from barnraise.training.pipeline.members.member_stage import KeptState, MemberStage, SplitTask
 from barnraise.training.pipeline.members.operation_turns import NextOperation, OperationKind, choose_turn
+from barnraise.training.pipeline.members.refusals import (
+    check_votes,
+    judge_holdings,
+    names_of,
+    read_reports,
+    refuse,
+)
 from barnraise.training.pipeline.members.stage_checkpoint import RestoredState, StageCheckpoints
 from barnraise.training.pipeline.members.state_exchange import StateExchange
 from barnraise.training.pipeline.passes.schedule import run_alone, run_stage
@@ -57,7 +68,6 @@ from barnraise.training.state.checkpoint_manager import CheckpointManager
 
 log = logging.getLogger("barnraise.training")
 
-_UNREADABLE = "a message of another worker about a split model cannot be read"
 _REMEASURE_S = 2.0  # between two measurements of free memory, while the model does not fit
 _SHARE = 0.9  # of a machine's free memory that is planned with
 
@@ -99,15 +109,13 @@ class SplitLoop:
         self._is_restored = False  # from a checkpoint, and no step was applied since
         self._placement = SplitPlacement(())  # by rank
         self._mirrors = MirrorPlacement((), ())
-        parameters = task.model.named_parameters()
-        forms = sorted((name, tuple(value.shape), str(value.dtype)) for name, value in parameters)
-        self._model_hash = blake3(repr((forms, task.order, task.codec)).encode()).digest()
         self._is_ready = False
         self._is_new_group = True  # in which members may be at different places of the script
         self._performed = 0  # operations since the newest step
         self._work = LoadedStep(data, task.weigh, device)
         self._watch = PlacementWatch()
         self._memory_bytes, self._sharing = 0, 0  # workers of this machine
+        self._generations = ReportedGenerations()
         self._said: dict[int, bytes] = {}  # to `gather` since the newest step, by the number of the operation
 
     # steps
@@ -132,16 +140,15 @@ class SplitLoop:
             send_to_mirrors(self._manager.group, self._held, self._mirrors)
         with phases.measure("vote"):
             votes = self._vote(loss)
-        norm = math.sqrt(math.fsum(vote.squared_norm for vote in votes))
-        factor = min(1.0, self.clip / (norm + 1e-6)) if self.clip is not None else 1.0
-        self._commit(math.fsum(vote.loss for vote in votes), factor, votes)
+        norm = math.sqrt(_sum(vote.squared_norm for vote in votes))
+        clip = votes[0].clip
+        factor = min(1.0, clip / (norm + 1e-6)) if clip is not None else 1.0
+        self._commit(_sum(vote.loss for vote in votes), factor, votes)
         if any(vote.checkpoint_due for vote in votes):
             self.record.before_checkpoint()
             with phases.measure("checkpoint"):
                 self._stages.save(self._manager, self._holders(), self._disks, self.done)
-        newest = max(vote.newest_generation for vote in votes)
-        if newest > self._manager.generation:
-            self._hand_over(newest)
+        if self._hand_over([vote.newest_generation for vote in votes]):
             self.join_next_group(None)
         elif votes[0].placement_due:
             self._regroup(is_new=False)
@@ -182,17 +189,12 @@ class SplitLoop:
             self.record.logged(),
             self.forecast.block.block_s,
             self._watch.is_due and manager.rank == 0,
+            self.clip,
         )
         self._is_ready = True
         messages = manager.group.all_gather_bytes(msgspec.msgpack.encode(vote))
-        votes = [decode(_votes, message, _UNREADABLE) for message in messages]
-        if {each.step for each in votes} != {self.done}:
-            raise RunError("workers of one group are at different steps", hint="Report this.")
-        if len({each.fingerprint for each in votes} - {b""}) > 1:
-            raise RunError(
-                f"the machines have different samples in step {self.done + 1}",
-                hint="Every machine needs the same data set, in the same order.",
-            )
+        votes = read_reports(manager, _votes, messages)
+        check_votes(manager, votes)
         return votes
 
     def _commit(self, loss: float, factor: float, votes: Sequence[StageVote] = ()) -> None:
@@ -239,7 +241,7 @@ class SplitLoop:
         while self._is_new_group:
             own = NextOperation(kind, self._performed)
             messages = self._manager.group.all_gather_bytes(msgspec.msgpack.encode(own))
-            turn = choose_turn([decode(_operations, message, _UNREADABLE) for message in messages])
+            turn = choose_turn(read_reports(self._manager, _operations, messages))
             self._is_new_group = turn.kind != "step"
             if self._manager.rank in turn.callers:
                 return
@@ -272,13 +274,23 @@ class SplitLoop:
 
     # groups
 
-    def _hand_over(self, generation: int, holdings: Sequence[MemberHoldings] = ()) -> None:
+    def _hand_over(self, reported: Sequence[int], holdings: Sequence[MemberHoldings] = ()) -> bool:
         """Send the trained state of members that are not in the next group to those that are.
 
-        ``holdings``: of the members, if they have no stages of this group yet.
+        Return False if there is no next group, or most members do not know it. ``reported``: the newest
+        generation that each member knows. ``holdings``: of the members, if they have no stages of this group
+        yet.
         """
         manager, held = self._manager, self._held
-        leaving = exchange_notices(manager, generation)
+        newest = self._generations.newest(reported)
+        if newest <= manager.generation:
+            return False
+        notices = exchange_notices(manager, newest)
+        if not is_confirmed(notices):
+            names = ", ".join(map(manager.name_of, self._generations.ignore(reported, newest)))
+            log.warning("%s: most agents do not know the group %d that it reports", names, newest)
+            return False
+        leaving = [notice.leaves for notice in notices]
         machines = manager.machines()
         if holdings:
             held_units = [{*each.own, *each.others} for each in holdings]
@@ -291,7 +303,7 @@ class SplitLoop:
         if plan.lost and manager.rank == 0:
             log.error("no machine that stays has memory for %d parts of what was trained", len(plan.lost))
         if not plan.transfers:
-            return
+            return True
         names = ", ".join(manager.name_of(rank) for rank, leaves in enumerate(leaving) if leaves)
         log.warning("keeping what %s trained, before it leaves", names)
         received, schedule = self._exchange.run(
@@ -300,6 +312,7 @@ class SplitLoop:
         self._kept.states |= received
         self._kept.schedule = schedule or self._kept.schedule
         self._wait_for_all()
+        return True
 
     def _holders(self) -> dict[int, list[int]]:
         """Return by unit the ranks of this group that hold it; those that train it first."""
@@ -323,6 +336,7 @@ class SplitLoop:
             if error is not None:
                 log.info("the group failed at step %d: %s", self.done, error.message)
             forget_frames(error)  # or the blocks that this worker gives away keep their memory
+            self._generations = ReportedGenerations()
             self._manager.join_next_group(error)
             try:
                 is_placed = self._regroup()
@@ -376,9 +390,7 @@ class SplitLoop:
                 is_waiting = True
                 time.sleep(_REMEASURE_S)
                 members = self._exchange_holdings()
-                newest = max(member.newest_generation for member in members)
-                if newest > manager.generation:
-                    self._hand_over(newest, members)
+                if self._hand_over([member.newest_generation for member in members], members):
                     return False
         mirrors = self._place_mirrors(problem, placement)
         restored: RestoredState | None = None
@@ -420,13 +432,15 @@ class SplitLoop:
             self.factor,
             self.loss,
             self._memory_bytes,
-            self._model_hash,
+            self._task.facts,
             self._manager.newest_generation(),
             self._is_restored,
             self._checkpoints.has_disk,
         )
         messages = self._manager.group.all_gather_bytes(msgspec.msgpack.encode(own))
-        return [decode(_holdings, message, _UNREADABLE) for message in messages]
+        members = read_reports(self._manager, _holdings, messages)
+        refuse(self._manager, judge_holdings(members, names_of(self._manager), self._count + 2))
+        return members
 
     def _measure_memory(self) -> None:
         """Measure the memory for this worker's stage, with what it holds now. Workers of a CPU share it.
@@ -517,3 +531,9 @@ class SplitLoop:
         self._manager.group.all_gather_bytes(b"")  # all have their state
         self._kept.clear()
         self._is_new_group = True
+
+
+def _sum(values: Iterable[float]) -> float:
+    """Return an exact sum, or one that is no finite number if a value is none."""
+    numbers = list(values)
+    return math.fsum(numbers) if all(map(math.isfinite, numbers)) else sum(numbers)

@@ -17,7 +17,7 @@ from barnraise.checkpoint.files import write_model
 from barnraise.checkpoint.serialization import decode_tensor, encode_tensor
 from barnraise.core.errors import RunError
 from barnraise.planning.split.stage_placement import ModelParts, PartSize
-from barnraise.runs.sharding import MicroBatch
+from barnraise.runs.sharding import DataOrder, MicroBatch
 from barnraise.training.autotune.profiler import is_dry_run
 from barnraise.training.data.loader import MicroBatchLoader
 from barnraise.training.device_placement import move_batch
@@ -27,6 +27,7 @@ from barnraise.training.metrics import MetricsLog
 from barnraise.training.pipeline.base.narrow_layers import BASE_FORMS, BaseForm, narrow_linear_layers
 from barnraise.training.pipeline.machine_memory import free_memory
 from barnraise.training.pipeline.members.member_stage import SplitTask
+from barnraise.training.pipeline.members.task_description import describe_model, describe_optimizer
 from barnraise.training.pipeline.outline import LossFunction, ModelOutline, find_blocks, trace_outline
 from barnraise.training.pipeline.passes.activations import ACTIVATIONS, ActivationCodec, Activations
 from barnraise.training.pipeline.passes.order import ORDERS, Order
@@ -79,6 +80,17 @@ class SplitOptions(NamedTuple):
             if value not in known:
                 words = ", ".join(map(repr, known))
                 raise RunError(f"run.split knows no {name}={value!r}", hint=f"Take one of {words}.")
+
+    def facts(self, data: DataOrder, files: WeightFiles | None, device: torch.device) -> dict[str, object]:
+        """Return the options that all members must have alike, by name."""
+        return {
+            "order": self.order,
+            "form of activations": self.activations,
+            "base": self.base,
+            "sample of the model files": files.sample() if files is not None else "none",
+            **{name.replace("_", " "): value for name, value in data._asdict().items()},
+            **describe_optimizer(self.optimizer, self.scheduler, device),
+        }
 
 
 class SplitBatch(NamedTuple):
@@ -146,6 +158,7 @@ class SplitTraining:
             options.scheduler,
             options.order,
             ActivationCodec(outline.dtype, options.activations),
+            describe_model(model, outline, options.facts(self.data.data_order, files, device)),
         )
         self._checkpoints = checkpoints
         record = SplitRecord(metrics)

@@ -15,6 +15,7 @@ from blake3 import blake3
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
+from barnraise.checkpoint.serialization import tensor_bytes
 from barnraise.core.errors import RunError
 from barnraise.training.data.loader import preserved_rng, seed_all
 from barnraise.training.pipeline.base.file_names import FileNames, StoredSource
@@ -24,6 +25,7 @@ from barnraise.training.pipeline.empty_weights import empty_like
 log = logging.getLogger("barnraise.training")
 
 _PATTERN = 1 << 20  # random values that are repeated
+_SAMPLED, _ROWS = 16, 16  # tensors of which a sample is read, and the first rows of each
 
 
 class WeightFiles:
@@ -54,6 +56,19 @@ class WeightFiles:
         with safe_open(self._files[name], framework="pt") as opened:
             tensor: torch.Tensor = opened.get_tensor(name)
         return tensor
+
+    def sample(self) -> str:
+        """Return a hash of the beginning of some tensors, which tells trained models of one form apart."""
+        names = sorted(self._files)
+        hasher = blake3()
+        for name in names[:: -(-len(names) // _SAMPLED)]:
+            with safe_open(self._files[name], framework="pt") as opened:
+                part = opened.get_slice(name)
+                shape = part.get_shape()
+                value = part[:_ROWS] if shape else opened.get_tensor(name)
+            hasher.update(repr((name, shape)).encode())
+            hasher.update(tensor_bytes(value.contiguous()))
+        return hasher.digest(8).hex()
 
 
 class StageWeights:

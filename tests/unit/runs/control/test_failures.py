@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from barnraise.identity import NodeKey
-from barnraise.runs.control.failures import final_failure, merge_failures, root_failures, summarize
+from barnraise.runs.control.failures import final_failure, merge_failures, refusal, root_failures, summarize
 from barnraise.runs.record import (
     MAX_RECORDED_FAILURES,
     NodeReport,
@@ -131,3 +131,11 @@ def test_error_of_ours_is_summarized_without_its_class() -> None:
         "ValueError: no such label", "barnraise.core.errors.RunError: [run] there is no task"
     )
     assert summarize(failure(tail=f"{trace}  -> Did you mean it?\n")).startswith("there is no task (")
+
+
+def test_refusal_is_the_sentence_of_the_refused_worker() -> None:
+    trace = "Traceback (most recent call last):\n  File 'train.py', line 3\n"
+    line = "barnraise.core.errors.WorkerRefused: [worker-refused] pc is refused: its lr is 0.2"
+    assert refusal(f"epoch 1\n{trace}{line}\n  -> Fix it.\n") == "pc is refused: its lr is 0.2"
+    assert refusal(f"{trace}ValueError: {line}\n") == ""
+    assert refusal(line) == ""

@@ -104,3 +104,23 @@ def test_failure_kind_is_that_of_the_last_traceback() -> None:
         failure_kind(WorkerState(0, "ended", 1, 0, chained + trace("a.b.CustomError: no"))) == "CustomError"
     )
     assert failure_kind(WorkerState(0, "ended", 3, 0, "bye")) == "code 3"
+
+
+REFUSED = "barnraise.core.errors.WorkerRefused: [worker-refused] pc is refused by the others: its lr is 1"
+
+
+def test_refused_worker_leaves_the_session_and_the_others_go_on() -> None:
+    record = in_session(order())
+    left = after(record, raised(1, REFUSED))
+    assert left is not None
+    assert (left.phase, left.nodes) == ("running", (A, C))
+    assert left.why.startswith("pc is refused by the others: its lr is 1; training continues on")
+    assert left.restarted_failures == (), "another failure may still be restarted"
+
+
+def test_refusal_before_anything_was_trained_fails_the_run() -> None:
+    stopping = after(in_session(order()), raised(1, REFUSED, trained=False))
+    assert stopping is not None
+    assert stopping.phase == "stopping"
+    assert stopping.outcome is not None
+    assert "its lr is 1" in stopping.outcome.tail

@@ -18,7 +18,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from barnraise.core.errors import CollectiveError, PeerLost
+from barnraise.core.errors import CollectiveError, PeerLost, WorkerRefused
 from barnraise.planning.split.stage_time import BlockSpeed
 from barnraise.training.group.single import CompletedWork, SingleWorkerManager
 from barnraise.training.pipeline import split_loop, split_training
@@ -76,6 +76,10 @@ class Fault(NamedTuple):
     kind: Kind
 
 
+def _honest(message: bytes) -> bytes:
+    return message
+
+
 class _Generation:
     """State that the members of one group share."""
 
@@ -121,6 +125,7 @@ class SimulatedGroup:
         return [name.encode() for name in self._shared.members if name != self._machine]
 
     def all_gather_bytes(self, message: bytes) -> list[bytes]:
+        message = self._run.lies.get(self._machine, _honest)(message)
         rows = self._shared.gathers[self._gathered]
         self._gathered += 1
 
@@ -199,7 +204,8 @@ class SimulatedManager(SingleWorkerManager):
         return self.generation if is_leaving else self.generation + self.run.wants_change()
 
     def is_member(self, generation: int) -> bool | None:
-        return self.machine not in self.run.leaving
+        newest = self.generation + self.run.wants_change()
+        return None if generation > newest else self.machine not in self.run.leaving
 
     def wait_for_admission(self) -> None:
         self.run.wait(lambda: self.machine not in self.run.later, self.machine, waits_long=True)
@@ -221,7 +227,8 @@ class SimulatedRun:
     ``later``: the step after which a worker joins. ``leaves``: the one after which it leaves. ``places``: the
     machine of a worker, if it is not alone on its own. ``speeds``: the seconds that a block takes on a
     worker, if it is not one; ``probes``: they are measured before the first step. ``memory``: in bytes.
-    ``checkpoints``: makes the checkpoint manager of a machine.
+    ``lies``: change what a worker sends to all others. ``checkpoints``: makes the checkpoint manager of a
+    machine.
     """
 
     def __init__(
@@ -236,11 +243,13 @@ class SimulatedRun:
         probes: bool = False,
         memory: Mapping[str, int] | None = None,
         faults: Sequence[Fault] = (),
+        lies: Mapping[str, Callable[[bytes], bytes]] | None = None,
         checkpoints: Callable[[str], CheckpointManager] | None = None,
     ) -> None:
         self._checkpoints = checkpoints or (lambda machine: CheckpointManager(None, 60.0, 1))
         self.speeds, self.probes, self.memory = dict(speeds or {}), probes, dict(memory or {})
         self.machines, self._script = machines, script
+        self.lies = dict(lies or {})
         self.changed = threading.Condition()
         self.later, self._places = dict(later or {}), dict(places or {})
         self._leaves = dict(leaves or {})
@@ -268,7 +277,7 @@ class SimulatedRun:
         for thread in threads:
             thread.join()
         for name, end in self.ends.items():
-            if not isinstance(end, Killed | StateLost):
+            if not isinstance(end, Killed | StateLost | WorkerRefused):
                 raise AssertionError(f"{name} failed after {self.operations[name][-5:]}") from end
         return self.results
 

@@ -4,7 +4,8 @@ They connect through a file instead of an agent, and the members of all groups a
 groups. In the act "kill", c is killed in the middle of a step, and later d joins a and b. In the act "wait",
 a and b have too little memory for the model, also without mirrors, so they wait for d. In the act "order", a
 has memory for a block between those of b and c only, and d for none. In the act "replica", a has memory for
-the whole model, and the others are one pipeline.
+the whole model, and the others are one pipeline. In the act "refuse", d joins a and b with a model that
+trains other parameters.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from tests.unit.training.pipeline.block_model import BLOCKS, BlockModel, loader,
 DIES_AT, WAITS_AT = 2, 4  # steps that c has trained, and those before which d is here
 GROUPS = {"two": ["ab"], "three": ["abc"], "kill": ["abc", "ab", "abd"], "first": ["cab", "ab"]}
 GROUPS |= {"wait": GROUPS["kill"], "order": ["abcd"], "replica": ["abcd"]}
+GROUPS |= {"refuse": ["ab", "abd", "ab"]}
 MEMORY = 10000  # of a machine: enough for two of the five blocks
 MEMORIES = {"wait": {"b": 7500}, "order": {"a": 6200, "d": 1000}, "replica": {"a": 30000}}
 
@@ -128,9 +130,21 @@ def place_by_memory(block_s: float, problem: SplitProblem) -> SplitPlacement:
     return place_pipelines(problem._replace(machines=machines))
 
 
+class RefusingGroupManager(FileGroupManager):
+    """Group manager of the act in which d joins the first group, and leaves the second one."""
+
+    def newest_generation(self) -> int:
+        return 2 if self.generation == 1 and (self._room / "d").exists() else self.generation
+
+    def wait_for_admission(self) -> None:
+        super().wait_for_admission()
+        if self._machine == "d":
+            self._agent.generation = 1
+
+
 def member(machine: str, room: Path, act: str) -> None:
     torch.set_num_threads(1)
-    while machine == "d" and len(GROUPS[act]) > 1 and not (room / "killed").exists():
+    while machine == "d" and len(GROUPS[act]) > 1 and act != "refuse" and not (room / "killed").exists():
         time.sleep(0.01)
     groups = GROUPS[act]
     if act in ("wait", "order", "replica"):
@@ -139,7 +153,7 @@ def member(machine: str, room: Path, act: str) -> None:
         MemberStage.held_bytes = lambda self: 0  # what is free above includes it
         split_training.with_kept = forecast.with_kept = lambda parts, kept: parts  # only weights take memory
     split_loop.place_pipelines = partial(place_by_memory, 1.0 if act == "replica" else 0.0)
-    manager = FileGroupManager(machine, room, groups)
+    manager = (RefusingGroupManager if act == "refuse" else FileGroupManager)(machine, room, groups)
     dies = machine == "c" and len(groups) > 1
     run = (DyingSession if dies else Session)(
         manager, seed=0, unit=2, checkpoints=CheckpointManager(None, 60.0, 1)
@@ -147,8 +161,9 @@ def member(machine: str, room: Path, act: str) -> None:
     if isinstance(run, DyingSession):
         run.room = room
     split_training.open_sink = lambda worker: FrameSink(room, machine)
-    wait_for = room / "d" if act == "kill" else None
-    losses = train(run, room / "base", room / f"{machine}.safetensors", wait_for)
+    wait_for = room / "d" if act in ("kill", "refuse") else None
+    trained: Sequence[int] = [3] if act == "refuse" and machine == "d" else range(BLOCKS)
+    losses = train(run, room / "base", room / f"{machine}.safetensors", wait_for, trained)
     assert run._split is not None
     run._split.recorder.close()
     values = {sample.name: sample.value for sample in metrics.registry.samples()}

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from barnraise.core.errors import ProtocolError
 from barnraise.training.pipeline.holdings import (
     MemberHoldings,
     decide_regroup,
@@ -59,15 +58,6 @@ def test_step_that_no_member_has_applied_is_repeated() -> None:
     members = [member((0, 2), (3, 4), is_ready=True), member((2, 4), (0, 2), is_ready=True)]
     assert decide_regroup(members, UNITS).apply_factor is None
 
-
-def test_contradictions_are_protocol_errors() -> None:
-    ahead = member((0, 2), (3, 4), 8)
-    with pytest.raises(ProtocolError, match="did not reach"):
-        decide_regroup([ahead, member((2, 4), (0, 2))], UNITS)
-    with pytest.raises(ProtocolError, match="same model"):
-        decide_regroup([ahead, member((2, 4), (0, 2), model=b"x")], UNITS)
-    with pytest.raises(ProtocolError, match="does not have"):
-        decide_regroup([MemberHoldings(1, (99,))], UNITS)
 
 
 def test_fresh_members_start_at_step_0() -> None:

@@ -34,6 +34,11 @@ pytestmark = [
 
 def run(act: str, room: Path, survivors: str) -> dict[str, Any]:
     """Return losses, world and steps by machine."""
+    return run_act(act, room, survivors)[0]
+
+
+def run_act(act: str, room: Path, survivors: str) -> tuple[dict[str, Any], str]:
+    """Return losses, world and steps by machine, and what the processes have printed."""
     if not hasattr(os, "fork"):
         pytest.skip("the members are forked")
     environment = dict(os.environ, OMP_NUM_THREADS="1", PYTHONWARNINGS="ignore", ACT=act)
@@ -42,7 +47,7 @@ def run(act: str, room: Path, survivors: str) -> dict[str, Any]:
     done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=300, check=False)
     results = {path.stem: json.loads(path.read_text()) for path in room.glob("?.json")}
     assert set(results) == set(survivors), done.stderr[-8000:]
-    return results
+    return results, done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -150,3 +155,13 @@ def test_full_replica_beside_a_pipeline_equals_one_process(tmp_path: Path, alone
         assert runs[0] == [0, 5]
         assert sorted(runs[1:])[0][0] == 0
         assert sorted(runs[1:])[-1][1] == 5
+
+
+def test_worker_with_another_model_is_refused_alone(tmp_path: Path, alone: Any) -> None:
+    """It reads the reason, and the others go on in the same step."""
+    results, output = run_act("refuse", tmp_path, "ab")
+    for machine, (losses, world, done, _) in results.items():
+        assert (world, done) == (2, 6)
+        check_equal(tmp_path, machine, losses, alone)
+    assert "[worker-refused]" in output
+    assert "it trains 48 numbers, and" in output

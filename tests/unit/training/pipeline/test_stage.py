@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from barnraise.core.errors import RunError
@@ -318,3 +318,19 @@ def test_sizes_tell_frozen_from_trained() -> None:
     assert sum(part.trained_bytes for part in parts.blocks) == trained
     assert parts.before.frozen_bytes == 4 * model.embed.weight.numel()
     assert parts.boundary_bytes == 4 * 2 * 5 * WIDTH
+
+
+def test_sample_of_files_tells_other_weights_apart_and_not_other_files(base: Path, tmp_path: Path) -> None:
+    tensors = {name: value for path in base.glob("*.safetensors") for name, value in load_file(path).items()}
+    sample = WeightFiles(base).sample()
+
+    def written(name: str) -> str:
+        folder = tmp_path / name
+        folder.mkdir()
+        save_file(tensors, folder / "all.safetensors")
+        return WeightFiles(folder).sample()
+
+    assert written("in-one-file") == sample
+    tensors[max(tensors)] += 1
+    tensors[min(tensors)] += 1
+    assert written("other-weights") != sample

@@ -13,22 +13,25 @@ from typing import NamedTuple
 
 import msgspec
 
-from barnraise.core.decoding import decode
 from barnraise.training.group.interface import GroupManager
 from barnraise.training.pipeline.holdings import Transfer
+from barnraise.training.pipeline.members.refusals import read_reports
 
 log = logging.getLogger("barnraise.training")
 
 _HOLDERS = 2
 _AGENT_S = 3.0  # until this machine's agent knows the next group, which others know already
 _POLL_S = 0.05
-_UNREADABLE = "what another worker says about its leaving cannot be read"
 
 
 class LeaveNotice(msgspec.Struct, frozen=True, array_like=True):
-    """Notice of a member to its group before the next one; ``leaves``: it is not in the next one."""
+    """Notice of a member to its group before the next one.
+
+    ``leaves``: it is not in the next one. ``knows``: its agent knows of the next one.
+    """
 
     leaves: bool = False
+    knows: bool = False
 
 
 _notices = msgspec.msgpack.Decoder(LeaveNotice)
@@ -50,8 +53,30 @@ class HandoverPlan(NamedTuple):
     lost: tuple[int, ...]
 
 
-def exchange_notices(manager: GroupManager, generation: int) -> list[bool]:
-    """Return by rank which members of this group are not in the one of a newer generation.
+class ReportedGenerations:
+    """Newest generations that the members of a group report.
+
+    One that most agents do not know is ignored from then on, if the same member reports it.
+    """
+
+    def __init__(self) -> None:
+        self._ignored: dict[int, int] = {}  # by rank
+
+    def newest(self, reported: Sequence[int]) -> int:
+        """Return the newest generation of these reports by rank; -1 if all are ignored."""
+        return max(
+            (each for rank, each in enumerate(reported) if each > self._ignored.get(rank, -1)), default=-1
+        )
+
+    def ignore(self, reported: Sequence[int], generation: int) -> list[int]:
+        """Ignore a generation from now on. Return the ranks that report it."""
+        ranks = [rank for rank, each in enumerate(reported) if each == generation]
+        self._ignored |= dict.fromkeys(ranks, generation)
+        return ranks
+
+
+def exchange_notices(manager: GroupManager, generation: int) -> list[LeaveNotice]:
+    """Return by rank the notices of all members before the group of a newer generation.
 
     All members call it together. Each asks its agent, for a few seconds at most.
     """
@@ -60,9 +85,14 @@ def exchange_notices(manager: GroupManager, generation: int) -> list[bool]:
         time.sleep(_POLL_S)
     if stays is None:
         log.warning("the agent does not say within %.0f s which group is next", _AGENT_S)
-    own = LeaveNotice(leaves=stays is False)
+    own = LeaveNotice(leaves=stays is False, knows=stays is not None)
     messages = manager.group.all_gather_bytes(msgspec.msgpack.encode(own))
-    return [decode(_notices, message, _UNREADABLE).leaves for message in messages]
+    return read_reports(manager, _notices, messages)
+
+
+def is_confirmed(notices: Sequence[LeaveNotice]) -> bool:
+    """Tell whether more than half of the members know of the next group."""
+    return 2 * sum(notice.knows for notice in notices) > len(notices)
 
 
 def plan_handover(members: Sequence[StayingMember], unit_bytes: Mapping[int, int]) -> HandoverPlan:

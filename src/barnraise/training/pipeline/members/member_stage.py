@@ -14,6 +14,7 @@ from torch import nn
 
 from barnraise.planning.split.stage_placement import ModelParts
 from barnraise.training.pipeline.holdings import Run, units_of
+from barnraise.training.pipeline.members.model_facts import ModelFacts
 from barnraise.training.pipeline.outline import LossFunction, ModelOutline
 from barnraise.training.pipeline.passes.activations import ActivationCodec
 from barnraise.training.pipeline.passes.order import Order
@@ -30,7 +31,11 @@ _EXPORTED = 3  # times the parameters: their values, and both moments of Adam
 
 
 class SplitTask(NamedTuple):
-    """Model to be trained, and how. ``weigh``: returns the weight of a micro-batch, such as its tokens."""
+    """Model to be trained, and how.
+
+    ``weigh``: returns the weight of a micro-batch, such as its tokens. ``facts``: what all members must have
+    alike.
+    """
 
     model: nn.Module
     outline: ModelOutline
@@ -41,6 +46,7 @@ class SplitTask(NamedTuple):
     make_scheduler: SchedulerFactory | None
     order: Order
     codec: ActivationCodec
+    facts: ModelFacts
 
 
 class KeptState:

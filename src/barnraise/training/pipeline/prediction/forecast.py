@@ -25,6 +25,7 @@ from barnraise.training.pipeline.prediction.group_speeds import (
     host_of,
 )
 from barnraise.training.pipeline.prediction.kept_activations import KeptBytes, with_kept
+from barnraise.training.pipeline.prediction.plausible import most_kept
 from barnraise.training.record.split_record import PlannedStep
 
 log = logging.getLogger("barnraise.training")
@@ -101,11 +102,11 @@ class SplitForecast:
         )
         self.group = self._meter.exchange(own)
         members = self.group.members
-        largest = KeptBytes(
-            max(member.block_kept_bytes for member in members),
-            max(member.after_kept_bytes for member in members),
-        )
-        self.parts = with_kept(parts, largest)
+        kept = [KeptBytes(member.block_kept_bytes, member.after_kept_bytes) for member in members]
+        most, too_large = most_kept(kept)
+        for name in map(self._manager.name_of, too_large):
+            log.warning("%s reports much larger activations than the others; four times theirs count", name)
+        self.parts = with_kept(parts, most)
 
     def problem(
         self, memory_bytes: Sequence[int], batches: int, held: Sequence[HeldBlocks] = ()

@@ -15,13 +15,18 @@ import msgspec
 import torch
 from msgspec import Meta
 
-from barnraise.core.decoding import decode
-from barnraise.core.errors import BarnraiseError, CollectiveError, ProtocolError
+from barnraise.core.errors import BarnraiseError, CollectiveError
 from barnraise.core.units import format_rate
 from barnraise.planning.split.stage_time import BlockSpeed, LinkRates
 from barnraise.topology.graph import TopologyGraph
 from barnraise.training.group.interface import GroupManager
 from barnraise.training.pipeline.machine_memory import free_memory
+from barnraise.training.pipeline.members.refusals import read_reports, refuse
+from barnraise.training.pipeline.prediction.plausible import (
+    possible_latency,
+    possible_rate,
+    possible_speed,
+)
 
 log = logging.getLogger("barnraise.training")
 
@@ -30,7 +35,6 @@ _BYTES_PER_MBIT = 1e6 / 8
 _LOCAL_RATE = 1e9  # bytes per second between two workers of one machine
 _LEAST, _MOST = 1 << 16, 1 << 22  # bytes of a message that measures a link
 _SHORT = 8
-_UNREADABLE = "the speeds of another worker cannot be read"
 
 Pair = tuple[int, int]
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
@@ -115,12 +119,24 @@ class LinkMeter:
 
     def _gather(self, own: MemberSpeed) -> list[MemberSpeed]:
         messages = self._manager.group.all_gather_bytes(msgspec.msgpack.encode(own))
-        members = [decode(_speeds, message, _UNREADABLE) for message in messages]
-        if any(len(member.rates) != len(members) for member in members):
-            raise ProtocolError("a worker reports links to another number of workers than there are")
-        if any(len(member.latencies) != len(members) for member in members):
-            raise ProtocolError("a worker reports latencies to another number of workers than there are")
-        return members
+        members = read_reports(self._manager, _speeds, messages)
+        count = len(members)
+        refuse(
+            self._manager,
+            {
+                rank: f"it reports {len(each.rates)} and {len(each.latencies)} links, and there are {count}"
+                for rank, each in enumerate(members)
+                if {len(each.rates), len(each.latencies)} != {count}
+            },
+        )
+        return [self._possible(rank, each) for rank, each in enumerate(members)]
+
+    def _possible(self, rank: int, reported: MemberSpeed) -> MemberSpeed:
+        possible = possible_report(reported)
+        if possible != reported:
+            name = self._manager.name_of(rank)
+            log.warning("%s reports speeds that no machine has; the nearest possible ones count", name)
+        return possible
 
     def _measure(self, peer: int, *, leads: bool) -> tuple[float, float]:
         """Return rate and latency to a peer, which measures too; ``leads``: this one is first."""
@@ -167,6 +183,17 @@ def known_links(graph: TopologyGraph, nodes: Sequence[str], rank: int) -> tuple[
     return rates, latencies
 
 
+def possible_report(reported: MemberSpeed) -> MemberSpeed:
+    """Return a report whose impossible figures are replaced by the nearest possible ones."""
+    return msgspec.structs.replace(
+        reported,
+        **possible_speed(reported.block)._asdict(),
+        rates=tuple(map(possible_rate, reported.rates)),
+        latencies=tuple(map(possible_latency, reported.latencies)),
+        host_rate=possible_rate(reported.host_rate),
+    )
+
+
 def unknown_pairs(members: Sequence[MemberSpeed]) -> list[Pair]:
     """Return the pairs of ranks whose link neither of them knows."""
     count = len(members)
@@ -192,11 +219,19 @@ def rounds_of(pairs: Sequence[Pair]) -> list[list[Pair]]:
 
 
 def combine_links(members: Sequence[MemberSpeed]) -> LinkRates:
-    """Return the links of a group; the other end's figure stands for one that is not known."""
+    """Return the links of a group; the other end's figure stands for one that is not known.
+
+    Both ends measure the latency. The smaller figure counts, so that no member alone makes a link slow.
+    """
     count = range(len(members))
+
+    def latency(a: int, b: int) -> float:
+        both = (members[a].latencies[b], members[b].latencies[a])
+        return min(filter(None, both), default=0.0)
+
     return LinkRates(
         tuple(tuple(members[a].rates[b] or members[b].rates[a] for b in count) for a in count),
-        tuple(tuple(members[a].latencies[b] or members[b].latencies[a] for b in count) for a in count),
+        tuple(tuple(latency(a, b) for b in count) for a in count),
     )
 
 

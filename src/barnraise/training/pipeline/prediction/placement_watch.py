@@ -10,6 +10,7 @@ from barnraise.planning.split.move_cost import HeldBlocks, with_moves
 from barnraise.planning.split.replacement import ReplacementState, decide_replacement
 from barnraise.planning.split.replica_placement import SplitPlacement, place_pipelines, predict_pipelines
 from barnraise.planning.split.split_problem import SplitProblem
+from barnraise.training.pipeline.prediction.plausible import possible_seconds
 
 log = logging.getLogger("barnraise.training")
 
@@ -42,7 +43,7 @@ class PlacementWatch:
         start = time.monotonic()
         if self._problem is None or self.is_due or self._steps % _STEPS or start < self._next:
             return
-        problem = self._problem.measured(block_s)
+        problem = self._problem.measured(list(map(possible_seconds, block_s)))
         if len(problem.machines) < 2 or not problem.speeds:
             return
         current, best = self._predict(problem, self._placement), self._predict(problem, None)

@@ -7,7 +7,14 @@ import pytest
 from barnraise.training.group.single import SingleWorkerManager
 from barnraise.training.pipeline.holdings import Transfer
 from barnraise.training.pipeline.members import handover
-from barnraise.training.pipeline.members.handover import StayingMember, exchange_notices, plan_handover
+from barnraise.training.pipeline.members.handover import (
+    LeaveNotice,
+    ReportedGenerations,
+    StayingMember,
+    exchange_notices,
+    is_confirmed,
+    plan_handover,
+)
 
 SIZES = dict.fromkeys(range(4), 10)
 
@@ -65,6 +72,25 @@ class _LateManager(SingleWorkerManager):
 
 
 def test_notice_waits_for_the_agent_and_stays_without_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert exchange_notices(_LateManager([None, None, False]), 2) == [True]
+    left = exchange_notices(_LateManager([None, None, False]), 2)
+    assert left == [LeaveNotice(leaves=True, knows=True)]
     monkeypatch.setattr(handover, "_AGENT_S", 0.1)
-    assert exchange_notices(_LateManager([]), 2) == [False]
+    assert exchange_notices(_LateManager([]), 2) == [LeaveNotice()]
+
+
+def test_next_group_counts_if_most_agents_know_it() -> None:
+    known, unknown = LeaveNotice(knows=True), LeaveNotice()
+    assert is_confirmed([known])
+    assert is_confirmed([known, known, unknown])
+    assert not is_confirmed([known, unknown])
+    assert not is_confirmed([known, unknown, unknown])
+
+
+def test_group_that_only_one_member_knows_is_ignored_until_others_report_it() -> None:
+    reported = ReportedGenerations()
+    assert reported.newest([2, 2, 9]) == 9
+    assert reported.ignore([2, 2, 9], 9) == [2]
+    assert reported.newest([2, 2, 9]) == 2
+    assert reported.newest([2, 9, 9]) == 9
+    assert reported.newest([2, 2, 10]) == 10
+    assert ReportedGenerations().newest([]) == -1

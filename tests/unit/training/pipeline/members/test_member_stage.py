@@ -9,6 +9,7 @@ import torch
 
 from barnraise.training.pipeline.empty_weights import empty_weights
 from barnraise.training.pipeline.members.member_stage import KeptState, MemberStage, SplitTask
+from barnraise.training.pipeline.members.model_facts import ModelFacts
 from barnraise.training.pipeline.outline import find_blocks, trace_outline
 from barnraise.training.pipeline.passes.activations import ActivationCodec
 from barnraise.training.pipeline.split_training import loss_of_output, measure_parts, tokens_of
@@ -35,6 +36,7 @@ def held(tmp_path: Path) -> MemberStage:
         None,
         "1F1B",
         ActivationCodec(outline.dtype),
+        ModelFacts(),
     )
     weights = StageWeights(model, WeightFiles(tmp_path / "base"), 0, torch.device("cpu"))
     return MemberStage(task, weights, KeptState())

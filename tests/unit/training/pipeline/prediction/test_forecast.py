@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+from types import SimpleNamespace
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 
 from barnraise.history.entries import PHASES
 from barnraise.planning.split.replica_placement import SplitPlacement
@@ -13,6 +16,7 @@ from barnraise.planning.split.stage_time import BlockSpeed, LinkRates
 from barnraise.training.group.single import SingleWorkerManager
 from barnraise.training.pipeline.prediction.forecast import SplitForecast
 from barnraise.training.pipeline.prediction.group_speeds import GroupSpeeds, MemberSpeed
+from barnraise.training.pipeline.prediction.kept_activations import KeptBytes, with_kept
 
 PARTS = ModelParts(PartSize(0), (PartSize(1000, 10),) * 6, PartSize(0), 4_000_000)
 LINKS = LinkRates(((1e9, 1e7), (2e7, 1e9)), ((0.0, 0.001), (0.003, 0.0)))
@@ -90,3 +94,26 @@ def test_unmeasured_block_takes_a_third_of_its_time_forward() -> None:
     made = forecast(MemberSpeed(), MemberSpeed())
     made.note_step(2.4, 8, (0, 1))
     assert made.block == pytest.approx((0.1, 0.2, 0.0, 0.0, 0.0))
+
+
+def test_member_that_reports_huge_activations_counts_as_four_times_the_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Else the model would fit nowhere, and all would wait."""
+
+    class Reporting(TwoMachines):
+        def machines(self) -> tuple[str, ...]:
+            return ("one machine", "one machine")  # no link is measured
+
+    def gather(message: bytes) -> list[bytes]:
+        reported = msgspec.msgpack.decode(message, type=MemberSpeed)
+        lie = replace(reported, block_kept_bytes=1 << 50, after_kept_bytes=1 << 50)
+        return [message, msgspec.msgpack.encode(lie)]
+
+    manager = Reporting()
+    manager.group = SimpleNamespace(all_gather_bytes=gather)  # type: ignore[assignment]
+    made = SplitForecast(manager, with_kept(PARTS, KeptBytes(5_000_000, 100)), "1F1B", 1_000_000)
+    made.exchange()
+    assert {block.activation_bytes for block in made.parts.blocks} == {20_000_000}
+    assert made.parts.after.activation_bytes == 400
+    assert caplog.messages == ["nas reports much larger activations than the others; four times theirs count"]

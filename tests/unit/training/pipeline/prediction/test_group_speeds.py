@@ -6,13 +6,14 @@ import itertools
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 import torch
 
-from barnraise.core.errors import AgentError, ProtocolError
+from barnraise.core.errors import AgentError, PeerLost
 from barnraise.topology.graph import LinkFacts, NodeFacts, TopologyGraph, build_graph
 from barnraise.training.pipeline.prediction import group_speeds
 from barnraise.training.pipeline.prediction.group_speeds import (
@@ -168,24 +169,39 @@ def test_workers_of_one_machine_have_a_fast_link(monkeypatch: pytest.MonkeyPatch
     assert results[0].links.rates == ((1e9, 1e9), (1e9, 1e9))
 
 
-def test_report_about_another_number_of_ranks_is_refused() -> None:
-    class Alone:
-        rank = 0
-        group = None
+@pytest.mark.parametrize(
+    "odd",
+    [
+        MemberSpeed(rates=(0.0,), latencies=(0.0, 0.0)),
+        MemberSpeed(rates=(0.0, 0.0), latencies=(0.0,)),
+    ],
+)
+def test_member_that_reports_another_number_of_links_is_refused(odd: MemberSpeed) -> None:
+    good = MemberSpeed(rates=(0.0, 0.0), latencies=(0.0, 0.0))
+    answers = [msgspec.msgpack.encode(each) for each in (good, odd)]
+    group: Any = SimpleNamespace(rank=0, all_gather_bytes=lambda message: answers)
+    manager: Any = SimpleNamespace(rank=0, world=2, group=group, name_of=lambda rank: NODES[rank])
+    with pytest.raises(PeerLost, match="bb is refused by the other workers: it reports") as caught:
+        LinkMeter(manager, 1)._gather(good)
+    assert caught.value.peer == 1
 
-    manager = Alone()
-    group = type("G", (), {"all_gather_bytes": lambda self, message: [message, message]})()
-    manager.group = group
-    meter = LinkMeter(manager, 1)  # type: ignore[arg-type]
-    with pytest.raises(ProtocolError, match="another number of workers"):
-        meter._gather(MemberSpeed(rates=(0.0,), latencies=(0.0, 0.0)))
-    with pytest.raises(ProtocolError, match="another number of workers"):
-        meter._gather(MemberSpeed(rates=(0.0, 0.0), latencies=(0.0,)))
+
+def test_impossible_figures_count_as_possible_ones_and_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    good = MemberSpeed(1.0, 2.0, rates=(1e9, 1e7), latencies=(0.0, 0.1))
+    lie = MemberSpeed(5e-324, 2.0, rates=(1e-308, 1e15), latencies=(1e9, 0.0))
+    answers = [msgspec.msgpack.encode(each) for each in (good, lie)]
+    group: Any = SimpleNamespace(rank=0, all_gather_bytes=lambda message: answers)
+    manager: Any = SimpleNamespace(rank=0, world=2, group=group, name_of=lambda rank: NODES[rank])
+    assert LinkMeter(manager, 1)._gather(good) == [
+        good,
+        MemberSpeed(1e-6, 2.0, rates=(1e3, 1e12), latencies=(10.0, 0.0)),
+    ]
+    assert caplog.messages == ["bb reports speeds that no machine has; the nearest possible ones count"]
 
 
 def test_report_is_bounded() -> None:
     decoder = msgspec.msgpack.Decoder(MemberSpeed)
-    for value in ([-1.0], [float("inf")], [0.0] * 5 + [[1.0] * 2000]):
+    for value in ([-1.0], [float("inf")], [float("nan")], [0.0] * 5 + [[1.0] * 2000]):
         with pytest.raises(msgspec.ValidationError):
             decoder.decode(msgspec.msgpack.encode(value))
 
@@ -211,3 +227,11 @@ def test_other_end_stands_for_what_a_member_does_not_know() -> None:
     assert links.rates[1] == (5.0, 1e9, 0.0)
     assert links.latencies[1][0] == 0.1
     assert links.transfer_s(1, 2, 100.0) == 0.0
+
+
+def test_no_member_alone_makes_a_link_slow() -> None:
+    members = [
+        MemberSpeed(rates=(1e9, 5.0), latencies=(0.0, 0.1)),
+        MemberSpeed(rates=(6.0, 1e9), latencies=(10.0, 0.0)),
+    ]
+    assert combine_links(members).latencies == ((0.0, 0.1), (0.1, 0.0))
