@@ -29,9 +29,9 @@ from barnraise.collectives.messages import (
     StartOperation,
     encode_specification,
 )
+from barnraise.testing.memory_link import memory_pair
 from barnraise.transport.links.frames import BULK, MAX_CONTROL, MAX_PAYLOAD, FrameHeader, FrameKind
 from benchmarks.attacks.fuzz.mutation import mutated
-from tests.memory_link import memory_pair
 
 VICTIM, FRIEND, HOSTILE = b"V" * 16, b"F" * 16, b"H" * 16
 RUN = "run"
@@ -262,7 +262,7 @@ class Session:
         at = 0
         while at < len(raw) and self.hostile.closed is None:
             step = len(raw) if self.random.random() < 0.7 else self.random.randrange(1, 200)
-            self.hostile._inbox += raw[at : at + step]
+            self.hostile.arrive(raw[at : at + step])
             at += step
-            while self.hostile._inbox and self.hostile.closed is None:
+            while self.hostile.is_readable:
                 self.hostile.receive()

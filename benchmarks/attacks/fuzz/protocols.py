@@ -9,11 +9,11 @@ from random import Random
 from barnraise.collectives.comm_process.links.handshakes import HandshakeSecurity, SocketWait, Steps, accept
 from barnraise.core.errors import BarnraiseError, ProtocolError
 from barnraise.identity import NodeKey, delegate
+from barnraise.testing.memory_link import MemoryLink
 from barnraise.transport.ipc.messages import IncomingConnection
 from barnraise.transport.links.frames import BULK, FrameHeader, FrameKind
 from benchmarks.attacks.fuzz.hostile_peer import Session
 from benchmarks.attacks.fuzz.mutation import mutated
-from tests.memory_link import MemoryLink
 
 GROUP = 100  # cases for each seed; a tenth of it where a case is long
 _SECRET = bytes(range(32))

@@ -30,6 +30,7 @@ from barnraise.collectives.messages import (
     AbortGroup,
     Alive,
     AskStatistics,
+    CancelOperation,
     CloseGroup,
     Command,
     CommProcessReady,
@@ -193,6 +194,9 @@ class CommProcessClient:
 
     def unmap_segment(self, segment: int) -> None:
         self.send(UnmapSegment(segment))
+
+    def cancel_operation(self, operation: int, group: int) -> None:
+        self.send(CancelOperation(operation, group))
 
     def abort_group(self, group: int, reason: str) -> None:
         self.send(AbortGroup(group, reason))

@@ -60,6 +60,9 @@ class CommandChannel(Protocol):
         generation: int,
     ) -> GroupOpened: ...
 
+    def cancel_operation(self, operation: int, group: int) -> None:
+        """Time an operation of a group out now; its reply comes as at any timeout."""
+
     def abort_group(self, group: int, reason: str) -> None: ...
 
     def close_group(self, group: int) -> None: ...

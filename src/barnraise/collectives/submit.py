@@ -23,7 +23,6 @@ from barnraise.collectives.algorithms.schedule import CHAINS, OperationKind, Sta
 from barnraise.collectives.command_channel import CommandChannel
 from barnraise.collectives.failures import to_error
 from barnraise.collectives.messages import (
-    CancelOperation,
     Command,
     OperationFailed,
     OperationFinished,
@@ -285,7 +284,7 @@ class _OperationPipeline:
         with self._lock:
             is_cancelled = self._is_cancelled
         if is_cancelled:
-            self._comm_process.send(CancelOperation(operation, self._submitter.group))
+            self._comm_process.cancel_operation(operation, self._submitter.group)
 
     def cancel(self) -> None:
         """Time the operation out now. Chunks that are submitted later time out at once, too."""
@@ -293,7 +292,7 @@ class _OperationPipeline:
             self._is_cancelled = True
             operations = sorted(self._operations)
         for operation in operations:
-            self._comm_process.send(CancelOperation(operation, self._submitter.group))
+            self._comm_process.cancel_operation(operation, self._submitter.group)
 
     def _on_reply(
         self, chunk: Chunk, block: Block, view: torch.Tensor, reply: OperationFinished | OperationFailed

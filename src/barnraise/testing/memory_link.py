@@ -48,6 +48,11 @@ class MemoryLink(Link):
         at = self.next_event_at
         return at is not None and at <= self._now()
 
+    def arrive(self, data: bytes) -> None:
+        """Let bytes arrive here now, as if the other end had sent them. They need not be frames."""
+        self._inbox.append((self._now(), memoryview(data)))
+        self._inbox_bytes += len(data)
+
     def receive(self) -> bool:
         if not self.is_readable:
             return False

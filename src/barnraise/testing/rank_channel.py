@@ -16,6 +16,7 @@ from barnraise.collectives.command_channel import Done
 from barnraise.collectives.failures import to_error
 from barnraise.collectives.messages import (
     AbortGroup,
+    CancelOperation,
     CloseGroup,
     Command,
     Failure,
@@ -165,6 +166,9 @@ class RankChannel:
             self._groups.add(reply.group)
         return reply
 
+    def cancel_operation(self, operation: int, group: int) -> None:
+        self._command(CancelOperation(operation, group))
+
     def abort_group(self, group: int, reason: str) -> None:
         self._command(AbortGroup(group, reason))
 
@@ -232,7 +236,14 @@ class RankChannel:
             done(OperationFailed(operation, failure))
 
     def _command(
-        self, command: OpenGroup | CloseGroup | AbortGroup | StartOperation | SendTo | ReceiveFrom
+        self,
+        command: OpenGroup
+        | CloseGroup
+        | AbortGroup
+        | CancelOperation
+        | StartOperation
+        | SendTo
+        | ReceiveFrom,
     ) -> None:
         def run() -> None:
             if self._host.is_up:

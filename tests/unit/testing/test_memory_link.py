@@ -81,3 +81,16 @@ def test_end_arrives_after_all_bytes(clock: Clock) -> None:
     right.receive()
     assert right.closed == "the other side closed the connection"
     assert right.next_event_at is None
+
+
+def test_any_bytes_can_arrive_at_an_end(clock: Clock) -> None:
+    owner = Owner()
+    _, right = memory_pair(Owner(), owner, delays=(1.0, 0.0), now=lambda: clock.now)
+    right.arrive(FrameHeader(FrameKind.PING, first=7).encode())
+    assert right.is_readable, "without the delay"
+    right.receive()
+    assert owner.serials == [7]
+    right.arrive(bytes([255]) * 100)
+    right.receive()
+    assert right.closed is not None
+    assert "it broke the protocol" in right.closed

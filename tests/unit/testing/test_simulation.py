@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from barnraise.collectives import create_group, monitored_barrier, statistics
+from barnraise.collectives import create_group, statistics
 from barnraise.core.errors import (
     CollectiveError,
     ConfigError,
@@ -330,7 +330,7 @@ def test_monitored_barrier_names_every_missing_rank() -> None:
     def body(rank: int) -> tuple[int, ...]:
         try:
             if rank == 0:
-                monitored_barrier(timeout=0.5)
+                dist.monitored_barrier(timeout=timedelta(seconds=0.5))
             else:
                 time.sleep(1.5)
         except OperationTimeout as error:
@@ -345,7 +345,7 @@ def test_longer_timeouts_are_cut_to_the_limit() -> None:
         started = time.monotonic()
         try:
             if rank == 0:
-                monitored_barrier(timeout=timedelta(minutes=5))
+                dist.monitored_barrier(timeout=timedelta(minutes=5))
             else:
                 time.sleep(1.5)
         except OperationTimeout:
@@ -353,6 +353,33 @@ def test_longer_timeouts_are_cut_to_the_limit() -> None:
         return time.monotonic() - started
 
     assert spawn(body, world=2, timeout_s=0.5)[0] < 1.5
+
+
+def test_wait_with_a_timeout_cancels_the_operation() -> None:
+    def body(rank: int) -> tuple[tuple[int, ...], bool]:
+        started = time.monotonic()
+        try:
+            if rank == 0:
+                dist.all_reduce(torch.ones(2), async_op=True).wait(timedelta(seconds=0.3))
+            else:
+                time.sleep(1.5)
+        except OperationTimeout as error:
+            return error.late, time.monotonic() - started < 1.5
+        return (), False
+
+    assert spawn(body, world=2, timeout_s=10) == {0: ((1,), True), 1: ((), False)}
+
+
+def test_receive_that_is_waited_for_in_vain_leaves_the_group_usable() -> None:
+    def body(rank: int) -> float:
+        if rank == 0:
+            with pytest.raises(OperationTimeout, match="the group continues"):
+                dist.irecv(torch.zeros(1), src=1).wait(timedelta(seconds=0.2))
+        tensor = torch.ones(1)
+        dist.all_reduce(tensor)
+        return float(tensor)
+
+    assert spawn(body, world=2) == {0: 2.0, 1: 2.0}
 
 
 def test_ddp_replicas_stay_equal() -> None:

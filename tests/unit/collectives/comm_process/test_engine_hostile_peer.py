@@ -39,8 +39,8 @@ def test_fuzzer_short_run_finds_no_crash(target: str) -> None:
 
 def say(session: Session, header: FrameHeader, payload: bytes = b"") -> str | None:
     """Deliver one frame; the reason if it ended the link."""
-    session.hostile._inbox += header._replace(length=len(payload)).encode() + payload
-    while session.hostile._inbox and session.hostile.closed is None:
+    session.hostile.arrive(header._replace(length=len(payload)).encode() + payload)
+    while session.hostile.is_readable:
         session.hostile.receive()
     return session.hostile.closed
 
