@@ -1,4 +1,4 @@
-"""Interface between the groups of a rank and the communication process that runs their operations. Torch-free.
+"""Interface between the groups of a rank and the process that runs their operations. Torch-free.
 
 `CommProcessClient` implements it with a process, ``barnraise.testing`` with an engine in this process.
 """

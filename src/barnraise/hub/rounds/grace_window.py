@@ -1,7 +1,7 @@
 """Grace window of a round: how long it waits, after its quorum, for updates that are still out. Pure.
 
-It learns from earlier rounds. A long window keeps all members waiting for one that vanished. A short one makes
-slow members' updates late, so that they count less.
+It learns from earlier rounds. A long window keeps all members waiting for one that vanished. A short one
+makes slow members' updates late, so that they count less.
 """
 
 from __future__ import annotations

@@ -169,7 +169,7 @@ async def serve_app(
         server_header=False,
         h11_max_incomplete_event_size=64 << 10,
     )
-    h11_impl.HIGH_WATER_LIMIT = _BODY_BUFFER
+    h11_impl.HIGH_WATER_LIMIT = _BODY_BUFFER  # type: ignore[attr-defined]  # it has no option for this
     if not listening.plain:
         # asyncio would give each TLS connection 256 KiB to read into, 256 KiB of what waits to be read, and
         # 512 KiB, which its buffer doubles, of what a slow reader has not taken yet: 1.5 GiB of a thousand.
