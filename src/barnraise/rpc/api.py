@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from barnraise.core.errors import OperationTimeout, RunError, TorchMissing
 from barnraise.rpc.endpoint import RpcEndpoint
+from barnraise.rpc.messages import MAX_TIMEOUT_S
 from barnraise.rpc.references import DEFAULT_TIMEOUT_S, RemoteReference
 from barnraise.rpc.registry import Function, FunctionRegistry
 
@@ -59,6 +60,11 @@ def start(session: Session | None = None, *, threads: int = _THREADS, timeout_s:
             raise RunError("remote calls are started already", hint="Call rpc.stop() first.")
         if threads < 1:
             raise RunError(f"rpc.start cannot use {threads} threads", hint="Use 1 or more.")
+        if not 0 < timeout_s <= MAX_TIMEOUT_S:
+            raise RunError(
+                f"rpc.start cannot wait {timeout_s} s",
+                hint=f"Use more than 0 and at most {MAX_TIMEOUT_S:g} seconds.",
+            )
         try:
             from barnraise.rpc.connect import connect
         except ModuleNotFoundError as error:

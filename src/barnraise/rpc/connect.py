@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -51,7 +52,7 @@ def connect(
     )
     if (error := refusal(roles, ())) is not None:
         raise error
-    world = _world_of_script() if session is None else _world_of_session(session)
+    world = _world_of_script(timeout_s) if session is None else _world_of_session(session)
 
     def gather(message: bytes) -> list[bytes]:
         rows = world.gather(encode_row(message))
@@ -105,7 +106,7 @@ def decode_row(row: bytes) -> bytes:
     return row[_LENGTH_BYTES : _LENGTH_BYTES + length]
 
 
-def _world_of_script() -> _World:
+def _world_of_script(timeout_s: float) -> _World:
     if not dist.is_initialized():
         raise RunError(
             "rpc.start needs the workers of a group",
@@ -118,7 +119,8 @@ def _world_of_script() -> _World:
     def gather(row: torch.Tensor) -> torch.Tensor:
         own = row.to(device)
         rows = [torch.empty_like(own) for _ in range(size)]
-        dist.all_gather(rows, own)
+        # The timeout of the group may be half an hour.
+        dist.all_gather(rows, own, async_op=True).wait(timedelta(seconds=timeout_s))
         return torch.cat(rows)
 
     return _World(dist.get_rank(), size, gather)

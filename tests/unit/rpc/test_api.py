@@ -60,6 +60,12 @@ def test_start_with_no_threads_is_refused() -> None:
         rpc.start(threads=0)
 
 
+@pytest.mark.parametrize("timeout_s", [0.0, -1.0, float("nan"), float("inf")])
+def test_start_with_an_impossible_timeout_is_refused(timeout_s: float) -> None:
+    with pytest.raises(RunError, match="cannot wait"):
+        rpc.start(timeout_s=timeout_s)
+
+
 def test_package_is_imported_without_torch() -> None:
     program = "from barnraise import rpc; import sys; rpc.register(print); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False, timeout=120).returncode == 0

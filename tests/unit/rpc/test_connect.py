@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from barnraise.agent_client.run_requests import GuestRow, RolesResponse
-from barnraise.core.errors import ProtocolError, RunError
+from barnraise.core.errors import OperationTimeout, ProtocolError, RunError
 from barnraise.rpc import connect as module
 from barnraise.rpc.connect import connect, decode_row, encode_row, refusal
 from barnraise.rpc.registry import FunctionRegistry
+from barnraise.testing import spawn
 
 HERE, OWNER, GUEST = b"\1" * 32, b"\2" * 32, b"\7" * 32
 
@@ -41,6 +44,22 @@ def test_start_without_a_group_says_what_to_call(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(RunError, match="needs the workers of a group") as caught:
         connect(FunctionRegistry(), None, 1, 1.0)
     assert "init_process_group" in caught.value.hint
+
+
+def test_rank_that_does_not_start_is_named_in_time() -> None:
+    """The timeout of the group is longer than that of the start."""
+
+    def body(rank: int) -> tuple[int, ...]:
+        if rank == 1:
+            time.sleep(1.5)
+            return ()
+        try:
+            module._world_of_script(0.3).gather(encode_row(b"address"))
+        except OperationTimeout as error:
+            return error.late
+        return ()
+
+    assert spawn(body, world=2, timeout_s=20) == {0: (1,), 1: ()}
 
 
 @pytest.mark.parametrize("message", [b"", b"x", bytes(4094)])
