@@ -102,8 +102,8 @@ def decide_regroup(members: Sequence[MemberHoldings], units: Sequence[bool]) -> 
     """Decide which step counts, and which rank has each unit. ``units``: whether anything is trained in each.
 
     The members were judged before, so their reports do not contradict each other. Before the first step
-    nothing has to be sent: every member can make the first state itself. The same holds if the members have
-    read a checkpoint and a part of it is lost: they read it again.
+    nothing has to be sent: every member can make the first state itself. The same holds if no member has
+    trained since it read a checkpoint, and a part is lost or some have read another one: they read it again.
     """
     old = [(rank, member) for rank, member in enumerate(members) if not member.is_fresh]
     done = max((member.done for _, member in old), default=0)
@@ -117,10 +117,15 @@ def decide_regroup(members: Sequence[MemberHoldings], units: Sequence[bool]) -> 
             for unit in getattr(member, kind):
                 holders.setdefault(unit, rank)
     lost = tuple(unit for unit, is_trained in enumerate(units) if is_trained and unit not in holders)
-    is_restored = all(member.is_restored for _, member in old)
-    if lost and is_restored:
+    is_restored = has_not_trained(member for _, member in old)
+    if is_restored and (lost or behind):
         return RegroupDecision(0, None, 0.0, {}, ())
     return RegroupDecision(done, ahead.factor if behind else None, ahead.loss, holders, lost, is_restored)
+
+
+def has_not_trained(members: Iterable[MemberHoldings]) -> bool:
+    """Tell whether all that these members hold can be made or read again: a first state, or a checkpoint."""
+    return all(member.is_restored or not member.done for member in members)
 
 
 def units_of(run: Run | None, blocks: int) -> tuple[int, ...]:

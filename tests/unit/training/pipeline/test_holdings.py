@@ -59,7 +59,6 @@ def test_step_that_no_member_has_applied_is_repeated() -> None:
     assert decide_regroup(members, UNITS).apply_factor is None
 
 
-
 def test_fresh_members_start_at_step_0() -> None:
     decision = decide_regroup([MemberHoldings(), MemberHoldings()], UNITS)
     assert (decision.done, decision.holders, decision.lost) == (0, {}, ())
@@ -78,6 +77,10 @@ def test_lost_part_of_a_checkpoint_is_read_again_before_the_next_step() -> None:
     assert (decision.done, decision.holders, decision.lost) == (0, {}, ())
     ahead = [member((0, 2), (), is_restored=True), member((2, 3), ())]
     assert decide_regroup(ahead, UNITS).lost == (4, 5), "one of them has trained on"
+    another = [member((0, 4), (), 7, is_restored=True), member((0, 4), (), 5, is_restored=True)]
+    assert decide_regroup(another, UNITS) == (0, None, 0.0, {}, (), False), "they have read two checkpoints"
+    begun = [member((0, 4), (), 7, is_restored=True), member((0, 4), (), 0)]
+    assert decide_regroup(begun, UNITS).holders == {}, "the second one has made the first state before"
     complete = decide_regroup([member((0, 4), (), is_restored=True), MemberHoldings()], UNITS)
     assert (complete.done, complete.is_restored) == (7, True), "the others get it from the first one"
 

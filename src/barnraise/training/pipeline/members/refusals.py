@@ -17,7 +17,7 @@ import msgspec
 from barnraise.core.decoding import decode
 from barnraise.core.errors import PeerLost, ProtocolError, WorkerRefused
 from barnraise.training.group.interface import GroupManager
-from barnraise.training.pipeline.holdings import MemberHoldings, StageVote
+from barnraise.training.pipeline.holdings import MemberHoldings, StageVote, has_not_trained
 from barnraise.training.pipeline.members.model_facts import difference
 
 log = logging.getLogger("barnraise.training")
@@ -92,8 +92,11 @@ def _judge_steps(
 ) -> dict[int, str]:
     """Return the members whose number of steps contradicts that of the others.
 
-    A member is at most one step behind, and then it has voted on that step.
+    A member is at most one step behind, and then it has voted on that step. If none has trained since it read
+    a checkpoint, some may have read another one before a link broke: all read again.
     """
+    if has_not_trained(members[rank] for rank in old):
+        return {}
 
     def agreeing(step: int) -> list[int]:
         return [

@@ -76,6 +76,15 @@ def test_step_that_did_not_reach_a_member_refuses_the_later_rank() -> None:
     assert set(judge_holdings([OLD, replace(OLD, done=8)], NAMES, UNITS)) == {1}
 
 
+def test_members_that_have_only_read_checkpoints_may_be_at_any_steps() -> None:
+    """A link broke while an older one was read: some have that one, and others the newer one."""
+    newer, older = replace(OLD, is_restored=True), replace(OLD, done=3, is_restored=True)
+    begun = replace(OLD, done=0)
+    assert judge_holdings([newer, older, FRESH], NAMES, UNITS) == {}
+    assert judge_holdings([begun, newer], NAMES, UNITS) == {}
+    assert set(judge_holdings([OLD, OLD, older], NAMES, UNITS)) == {2}, "the others have trained"
+
+
 def test_part_that_the_model_does_not_have_is_refused() -> None:
     liar = replace(OLD, others=(UNITS,))
     assert judge_holdings([OLD, liar], NAMES, UNITS) == {1: "it reports part 6 of a model that has 6 parts"}
