@@ -351,7 +351,8 @@ def test_dry_run_places_the_model_and_trains_nothing(folders: tuple[Path, Path])
     assert all(machine["block_s"] > 0 for machine in report["machines"])
     assert list(marks.glob("losses-*")) == []
     assert list(marks.glob("*.safetensors")) == []
-    assert sorted(path.name for path in project.iterdir()) == ["block_model.py", "limited_memory.py", "train.py"]
+    names = sorted(path.name for path in project.iterdir())
+    assert names == ["block_model.py", "limited_memory.py", "train.py"]
 
 
 def train_alone(project: Path, marks: Path, *more: str) -> dict[str, torch.Tensor]:
