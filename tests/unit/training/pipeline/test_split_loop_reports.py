@@ -16,8 +16,8 @@ from barnraise.training.pipeline.prediction import placement_watch
 from barnraise.training.pipeline.prediction.group_speeds import MemberSpeed
 from barnraise.training.session import Session
 from tests.unit.training.pipeline.simulated_run import SimulatedManager, SimulatedRun, bind, prepare
+from tests.unit.training.pipeline.simulated_training import Expected, check, script
 from tests.unit.training.pipeline.split_workers import train
-from tests.unit.training.pipeline.test_split_loop_faults import Expected, check, script
 
 
 @pytest.fixture(scope="module")
@@ -31,11 +31,15 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def lie(kind: type[msgspec.Struct], field: str, value: Any) -> Callable[[bytes], bytes]:
-    """Return a change of messages: in those of a kind, a field has another value."""
+    """Return a change of messages: in those of a kind, a field has another value.
+
+    Messages of two kinds may have equally many fields.
+    """
     place, length = kind.__struct_fields__.index(field), len(kind.__struct_fields__)
 
     def change(message: bytes) -> bytes:
         try:
+            msgspec.msgpack.decode(message, type=kind)
             fields = msgspec.msgpack.decode(message)
         except msgspec.DecodeError:
             return message
