@@ -38,7 +38,7 @@ def _last_name(node: ast.expr) -> str:
 
 def test_settings_are_each_read_by_a_module() -> None:
     read = {name for file in files() for name in _readings(file.read_text(encoding="utf-8"))}
-    # The unit tests of `algorithm_settings` say that each setting inside such a section has an effect.
+    # The unit tests of `call_settings` say that each setting inside such a section has an effect.
     names = {name if name.count(".") == 1 else name.rpartition(".")[0] for name in setting_names()}
     assert sorted(names - read) == []
 

@@ -12,7 +12,7 @@ from functools import lru_cache, partial
 import torch
 from prometheus_client import Counter, Histogram
 
-from barnraise.collectives.algorithm_settings import (
+from barnraise.collectives.algorithms.call_settings import (
     settings_of_call,
     shapes_of,
     strategy_of_operation,

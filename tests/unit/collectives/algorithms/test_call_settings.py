@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from barnraise.collectives.algorithm_settings import (
+from barnraise.collectives.algorithms.call_settings import (
     AlgorithmSettings,
     settings_of_call,
     shapes_of,
