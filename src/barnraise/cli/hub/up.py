@@ -44,7 +44,7 @@ from barnraise.cli.hub.join import (
 from barnraise.cli.machine.identity import machine_key
 from barnraise.cli.terminal import read_secret
 from barnraise.core.config import Settings, load_settings, state_directory
-from barnraise.core.errors import HubError, RunError
+from barnraise.core.errors import BarnraiseError, HubError, RunError
 from barnraise.core.flow.background import start_in_thread
 from barnraise.core.units import counted, format_size, parse_duration
 from barnraise.hub.storage.addresses import known_addresses, write_addresses
@@ -230,7 +230,7 @@ def _save_at_end(invite: Invite, directory: Path, target: Path, settings: Settin
         from barnraise.hub.storage.export import FILE_NAME, export_model  # torch, which takes a while
 
         number = export_model(directory, target)
-    except HubError as error:
+    except BarnraiseError as error:
         say(f"the model of the last round is not saved: {error.message}. {error.hint}")
         return
     path = os.path.relpath(target / FILE_NAME)
