@@ -163,7 +163,9 @@ class CheckpointFetcher:
                 node, parts = plan
                 del holders[node]  # it sends all that it can at once
                 try:
-                    await self._fetch_from(node, held.run, held.step, signers, key, parts)
+                    await self._fetch_from(
+                        node, held.run, held.step, signers, key, parts, held.generation
+                    )
                 except (BarnraiseError, OSError) as error:
                     why = error.message if isinstance(error, BarnraiseError) else str(error)
                     name = self._context.name_of(node)
@@ -187,6 +189,7 @@ class CheckpointFetcher:
         signers: Collection[bytes],
         key: _Wanted,
         parts: Collection[int] = (),
+        generation: int | None = None,
     ) -> None:
         manifest = await self._request_access(node, run, step, parts)
         transfer = self._transfers.get(key)
@@ -196,7 +199,7 @@ class CheckpointFetcher:
         was_here = await asyncio.to_thread(self._local.has_all, manifest)
         files = await self._artifacts.fetch(manifest, [node], [self._context.me], limits, progress)
         try:
-            await asyncio.to_thread(self._local.keep, files, run, step, signers)
+            await asyncio.to_thread(self._local.keep, files, run, step, signers, generation)
         finally:
             if manifest not in self._grants and not was_here:  # the checkpoint folder has its own copy
                 await asyncio.to_thread(self._local.withdraw, manifest)

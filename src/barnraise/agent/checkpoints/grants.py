@@ -21,12 +21,14 @@ _log = logging.getLogger(__name__)
 class _Grant:
     """Read access to one manifest; ``step`` 0: to files that the run was started with.
 
-    ``parts``: those of a checkpoint in parts.
+    ``parts``: those of a checkpoint in parts. ``version``: of the checkpoint, because a later group may save
+    the same step again.
     """
 
     run: str
     step: int
     parts: frozenset[int] = frozenset()
+    version: bytes = b""
     until: dict[NodeId, float] = field(default_factory=dict)  # expiry by reader
 
 
@@ -63,14 +65,17 @@ class ReadGrants:
         """
         wanted = run, step, frozenset(parts)
         async with self._changing:
+            version = await asyncio.to_thread(self._local.version, run, step)
             granted = [
-                name for name, old in self._grants.items() if (old.run, old.step, old.parts) == wanted
+                name
+                for name, old in self._grants.items()
+                if (old.run, old.step, old.parts) == wanted and version in (b"", old.version)
             ]
             if not granted:
                 packed = await asyncio.to_thread(self._local.publish, run, step, signers, parts)
                 granted = [packed.id]
-            (manifest,) = granted
-            self._grants.setdefault(manifest, _Grant(*wanted))
+            manifest = granted[-1]
+            self._grants.setdefault(manifest, _Grant(*wanted, version))
             self._extend(manifest, run, step, node)
             self._artifacts.allow(manifest, self._grants[manifest].until)
         return manifest

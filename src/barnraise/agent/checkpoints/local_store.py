@@ -24,8 +24,6 @@ from barnraise.core.files import discard, remove_tree, sync_path
 from barnraise.core.files import replace as replace_file
 from barnraise.identity import NodeKey
 from barnraise.runs.checkpoint_manifest import (
-    KEPT,
-    KEPT_IN_PARTS,
     LARGEST,
     MANIFEST,
     SEAL,
@@ -131,6 +129,13 @@ class LocalCheckpoints:
             return frozenset(wanted)
         return frozenset(wanted) - self._whole_parts(manifest, wanted)
 
+    def version(self, run: str, step: int) -> bytes:
+        """Return a hash that changes if a step is saved again; empty if it is not here."""
+        try:
+            return fingerprint((self._folder_of(run, step) / MANIFEST).read_bytes())
+        except OSError:
+            return b""
+
     def publish(
         self, run: str, step: int, signers: Collection[bytes], parts: Collection[int] = ()
     ) -> PackedFolder:
@@ -154,11 +159,19 @@ class LocalCheckpoints:
         """Remove a published checkpoint from the store."""
         unlink_files(self._store, name)
 
-    def keep(self, files: FileList, run: str, step: int, signers: Collection[bytes]) -> None:
+    def keep(
+        self,
+        files: FileList,
+        run: str,
+        step: int,
+        signers: Collection[bytes],
+        generation: int | None = None,
+    ) -> None:
         """Turn fetched files into a checkpoint; raise CheckpointError if they are not the expected one.
 
         This machine signs the checkpoint again, because the original signer may be removed from the cluster
-        later. Parts join those that are here already.
+        later. Parts join those that are here already. ``generation``: the one that was asked for, if it is
+        known.
         """
         entries = {entry.path: entry for entry in files.files}
         if not entries.keys() > LARGEST.keys():
@@ -173,7 +186,8 @@ class LocalCheckpoints:
         named = {part.name: part.number for part in manifest.parts}
         received = [named[name] for name in entries if name in named]
         expected = _state_files(manifest, received)
-        if manifest.step != step or not _matches(files, expected):
+        is_other = manifest.step != step or generation not in (None, manifest.generation)
+        if is_other or not _matches(files, expected):
             raise CheckpointError(
                 "the fetched files are another checkpoint than the requested one", hint="Ask another machine."
             )
@@ -188,8 +202,8 @@ class LocalCheckpoints:
         self._store.put_object(own_entry.object, own_seal)
         link_tree(make_manifest(entries.values()), target, self._store.object_path)
         discard(self._store.object_path(own_entry.object))
-        kept = KEPT_IN_PARTS if manifest.parts else KEPT
-        for old in outdated_folders(modification_times(folder), step, kept):
+        # Also of parts: whether all of a checkpoint are in reach is not known here.
+        for old in outdated_folders(modification_times(folder), step):
             remove_tree(folder / old)
 
     def _has_same_parts(self, manifest: CheckpointManifest, signers: Collection[bytes]) -> bool:

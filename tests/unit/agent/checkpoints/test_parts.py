@@ -12,7 +12,8 @@ import pytest
 from barnraise.agent.checkpoints import replicator, service
 from barnraise.agent_client.run_requests import FetchCheckpointRequest
 from barnraise.artifacts.store.linked_files import entry_of
-from barnraise.core.errors import RunError
+from barnraise.core.errors import CheckpointError, RunError
+from barnraise.core.files import remove_tree
 from barnraise.runs.checkpoint_manifest import (
     CheckpointManifest,
     CheckpointPart,
@@ -153,6 +154,41 @@ def test_parts_of_another_group_are_not_mixed(tmp_path: Path) -> None:
         (found,) = find_checkpoints(held)
         assert found.held.generation == 2
         assert found.holders[first.me] == {0}
+
+    run(test)
+
+
+def test_step_that_a_later_group_has_saved_again_is_sent_as_it_is_now(tmp_path: Path) -> None:
+    """Others may still read the older one, which has the same step and the same numbers of parts."""
+
+    async def test() -> None:
+        cluster = Cluster(tmp_path, (0, 1))
+        first, _, third, _ = cluster.agents
+        save_parts(first, 40, PARTS)
+        await fetch(third, 40, 0)
+        remove_tree(first.place_of(40))
+        save_parts(first, 40, PARTS, generation=2)
+        await fetch(third, 40, 0)
+        (held,) = third.service.local.held(RUN, third.service.signers_of(RUN))
+        assert (held.generation, held.parts) == (2, (0,))
+
+    run(test)
+
+
+def test_parts_of_another_group_than_was_asked_for_replace_nothing(tmp_path: Path) -> None:
+    async def test() -> None:
+        cluster = Cluster(tmp_path, (0, 1))
+        first, second, _, _ = cluster.agents
+        save_parts(first, 40, (0, 1))
+        save_parts(second, 40, PARTS, generation=2)
+        signers = second.service.signers_of(RUN)
+        files = first.service.local.publish(RUN, 40, signers, (0, 1)).manifest
+        for entry in files.files:  # as if they had been fetched
+            content_of = first.host.store.object_path(entry.object).read_bytes()
+            second.host.store.put_object(entry.object, content_of)
+        with pytest.raises(CheckpointError, match="another checkpoint"):
+            second.service.local.keep(files, RUN, 40, signers, 2)
+        assert parts_on(second, 40) == set(PARTS)
 
     run(test)
 
