@@ -16,8 +16,8 @@ from barnraise.runs.control.failures import exception_line, refusal
 from barnraise.runs.control.worker_status import WorkerStatus
 from barnraise.runs.record import RestartedFailure, RunRecord, WorkerState
 
-# A RunError asks for a change by a person, so a restart would fail in the same way.
-_NEVER = "RunError"
+# These ask for a change by a person, so a restart would fail in the same way.
+_NEVER = ("RunError", "CheckpointError")
 # Collectives of the script raise these when another worker is lost.
 _FOLLOWS = ("PeerLost", "OperationAborted")
 _MAX_NAME_LENGTH = 60
@@ -39,7 +39,7 @@ def apply_restart_policy(
             continue
         place = (worker.slot.node, worker.slot.local_rank)
         is_new = all((other.node, other.local_rank) != place and other.kind != kind for other in known)
-        if has_trained and is_new and others and kind != _NEVER and not record.finished:
+        if has_trained and is_new and others and kind not in _NEVER and not record.finished:
             known.append(RestartedFailure(*place, kind))
         else:
             final.append(worker)

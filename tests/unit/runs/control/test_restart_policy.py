@@ -43,9 +43,10 @@ def test_failed_worker_that_had_trained_is_removed_and_may_join_again() -> None:
     [
         raised(1, trained=False),
         raised(1, "barnraise.core.errors.RunError: [run] members count 3, 4 samples"),
+        raised(1, "barnraise.core.errors.CheckpointError: [checkpoint] no checkpoint can be read"),
     ],
 )
-def test_failure_before_training_fails_the_run(end: WorkerState) -> None:
+def test_failure_before_training_or_one_for_a_person_fails_the_run(end: WorkerState) -> None:
     stopping = after(in_session(order()), end)
     assert stopping is not None
     assert stopping.phase == "stopping"
