@@ -57,7 +57,8 @@ class _LayerMerge:
         places = {name: known.get(id(tensor), "") for name, tensor in saved.items()}
         named = {training: places.get(name, "") for training, name in description.names.items()}
         named |= {name: name for name in self._model if name not in description.names}
-        if not all([self._place(training, name) for training, name in named.items()]):
+        placed = [self._place(training, name) for training, name in named.items()]
+        if not all(placed):
             return False
         has_all = all(
             {*self._adapters[path], *(f"{_BASE_LAYER}{leaf}" for leaf in layer.get_base_layer().state_dict())}
