@@ -5,8 +5,8 @@
 
 Nothing is run: each step is simulated exactly, as `planning/split/stage_time.py` does, on the machines of
 `benchmarks.bigger.homes`. Here a machine may have several runs of blocks, and a backward pass two parts: the
-gradients of what came in, and those of weights. The other orders are favoured: their memory is not limited,
-the parts of a pass take no longer than the whole, and of several orders of a kind the fastest counts.
+gradients of what came in, and those of weights. The other orders are favoured. Their memory is not limited,
+and the parts of a pass take no longer than the whole. Of several orders of a kind, the fastest counts.
 
 The last line is one JSON object: the gain of each order over today's 1F1B in each case, and the largest one.
 """
@@ -480,10 +480,10 @@ def main() -> int:
     figures: dict[str, Any] = {"is_simulated": True, "moves_blocks": not options.quick, "gains": {}}
     for case in cases():
         step_s, gains = gains_of(case, moves=not options.quick)
-        most = step_s / (case.bound_s + case.commit_s) - 1
-        shown = (*gains.values(), most)
+        bound_gain = step_s / (case.bound_s + case.commit_s) - 1
+        shown = (*gains.values(), bound_gain)
         rows.append((case.name, f"{step_s:.1f} s", *(f"{gain:+.1%}" for gain in shown)))
-        figures["gains"][case.name] = {"step_s": step_s, "without_any_waiting": most, **gains}
+        figures["gains"][case.name] = {"step_s": step_s, "without_any_waiting": bound_gain, **gains}
     print(table(("case", "1F1B today", *ORDERS, "no waiting"), rows))
     for training in ("LoRA", "full"):
         chosen = [gains for name, gains in figures["gains"].items() if name.endswith(training)]

@@ -146,11 +146,11 @@ def test_blocks_move_to_the_faster_machine_if_that_is_shorter() -> None:
 
 def test_quick_command_has_figures_for_each_case() -> None:
     """Today's step of a home is the one that the planner predicts."""
-    found = list(cases())
-    assert {case.name.rpartition(", ")[2] for case in found} == {"LoRA", "full"}
-    step_s, gains = gains_of(found[0], moves=False)
+    known = list(cases())
+    assert {case.name.rpartition(", ")[2] for case in known} == {"LoRA", "full"}
+    step_s, gains = gains_of(known[0], moves=False)
     assert set(gains) == set(ORDERS)
-    assert step_s >= found[0].bound_s
+    assert step_s >= known[0].bound_s
     whole = full_problem(HOMES[0], SHAPES[0])
     assert whole.parts.blocks[0].frozen_bytes == 0
     assert whole.speeds[0].backward_s == pytest.approx(3 * whole.speeds[0].forward_s)

@@ -57,7 +57,7 @@ TREE_STRATEGIES = frozenset({"auto", "plain", "tree", "sites"})
 
 
 class AllReduceSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of all-reduce. None: as for all operations."""
+    """Settings of each all-reduce. None: as for all operations."""
 
     strategy: Strategy | None = None
     arity: Arity | None = None
@@ -65,7 +65,7 @@ class AllReduceSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReduceSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of reduce. None: as for all operations."""
+    """Settings of each reduce. None: as for all operations."""
 
     strategy: RootedStrategy | None = None
     arity: Arity | None = None
@@ -73,7 +73,7 @@ class ReduceSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BroadcastSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of broadcast. None: as for all operations."""
+    """Settings of each broadcast. None: as for all operations."""
 
     strategy: RootedStrategy | None = None
     arity: Arity | None = None

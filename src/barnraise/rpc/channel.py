@@ -59,7 +59,7 @@ class PeerChannel:
             thread.start()
 
     def send(self, packet: bytearray, *, always: bool = False) -> bool:
-        """Queue a packet. Return False if too many bytes wait, unless it is to be sent ``always``."""
+        """Queue a packet for sending. Return False if too many bytes wait, unless it is sent ``always``."""
         with self._lock:
             if self._is_over:
                 return True  # what waits for an answer has failed already

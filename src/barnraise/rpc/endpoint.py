@@ -511,7 +511,7 @@ class RpcEndpoint:
     # messages
 
     def _post(self, to: int, message: Message, contents: Sequence[Content] = ()) -> BarnraiseError | None:
-        """Send a message. Return the error if that is not possible."""
+        """Send a message to a rank. Return the error if that is not possible."""
         error = self._lost.get(to)
         if error is None and self._is_stopped:
             error = OperationAborted(_STOPPED, hint="Call rpc.start() to continue.")

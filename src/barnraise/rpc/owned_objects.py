@@ -52,7 +52,7 @@ class OwnedObjects:
             return self._ledger.holds(serial, holder)
 
     def get(self, serial: int, holder: int) -> Any:
-        """Return an object. Raise LookupError if the rank has no lease on it."""
+        """Return an object to a holder. Raise LookupError if the rank has no lease on it."""
         with self._lock:
             if not self._ledger.holds(serial, holder):
                 raise LookupError(f"rank {holder} holds no reference to this object")

@@ -17,7 +17,7 @@ Function = Callable[..., Any]
 
 
 class FunctionRegistry:
-    """Functions by name. A caller names a function, and only a name in here can be called."""
+    """Registered functions by name. A caller names a function, and only a name in here can be called."""
 
     def __init__(self) -> None:
         self._functions: dict[str, Function] = {}
@@ -28,7 +28,7 @@ class FunctionRegistry:
         return tuple(sorted(self._functions))
 
     def add(self, name: str, function: Function) -> None:
-        """Register a function. Raise RunError if another one has the name.
+        """Register a function under a name. Raise RunError if another one has it.
 
         A function that was defined again, as in a cell of a notebook, replaces its earlier version.
         """

@@ -84,7 +84,7 @@ def test_first_error_is_raised_with_its_rank() -> None:
     with pytest.raises(ValueError, match="no data") as caught:
         spawn(body, world=3)
     assert caught.value.__notes__[0] == "raised by rank 1 of 3"
-    # The others were in the operation, and say of whom they heard that it ended.
+    # The others were in the operation, and their errors name a rank that ended.
     assert any("rank 1 is lost: it closed the group" in note for note in caught.value.__notes__[1:])
 
 

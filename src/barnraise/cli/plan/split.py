@@ -53,7 +53,7 @@ def run_split(profile: SplitProfile, *, wishes: PlanOptions) -> int:
 
 
 def show_split(report: SplitReport, *, as_json: bool) -> int:
-    """Print a report. Return 1 if the model does not fit."""
+    """Print a report on a split. Return 1 if the model does not fit."""
     click.echo(json.dumps(_as_object(report), indent=2) if as_json else describe_split(report))
     return 0 if report.split is not None else 1
 

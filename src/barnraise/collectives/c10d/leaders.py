@@ -1,7 +1,7 @@
 """All-reduce over two groups: one of any backend inside each machine, and one of a leader of each machine.
 
 It calls public functions of torch, one after another on each rank. So operations of each group keep one
-order, whatever the backends are. Decision 96 says why groups of ours do not do this by themselves.
+order with backends of any kind. Decision 96 says why groups of ours do not do this by themselves.
 """
 
 from __future__ import annotations

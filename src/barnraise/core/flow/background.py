@@ -22,7 +22,7 @@ class BackgroundCall(Generic[T]):
     def __init__(
         self, work: Callable[[], T], name: str = "barnraise-background", *, is_daemon: bool = True
     ) -> None:
-        """Start the call. Without ``is_daemon``, the interpreter waits for its end before it exits."""
+        """Start the call now. Without ``is_daemon``, the interpreter waits for its end before it exits."""
         self._work = work
         self._results: list[T] = []
         self._failure: BaseException | None = None

@@ -74,7 +74,7 @@ class LanguageShape(NamedTuple):
         )
 
     def block_flops(self, tokens: int) -> float:
-        """Return the operations of the forward pass of a block for a sample of so many tokens."""
+        """Return the operations of the forward pass of a block for a sample of ``tokens`` tokens."""
         return 2.0 * self.block_numbers * tokens + 2.0 * tokens**2 * self.hidden
 
     def head_flops(self, tokens: int) -> float:

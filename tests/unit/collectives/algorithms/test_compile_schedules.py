@@ -360,7 +360,7 @@ def test_all_reduce_on_random_shapes(
 def test_rooted_operations_through_random_sites(
     kind: OperationKind, world: int, items: int, root: int, arity: int, seed: int, shapes: StageShapes
 ) -> None:
-    """Each site but that of the root is entered or left once, whatever the shapes."""
+    """Each site but that of the root is entered or left once, with shapes of any kind."""
     root, sites = root % world, _random_sites(world, seed)
     sizes = (items * ITEM,)
     layout = BufferLayout(sizes, ITEM, root, SEGMENT, arity, sites=sites, shapes=shapes)
