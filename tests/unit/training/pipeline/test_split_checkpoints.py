@@ -16,7 +16,9 @@ from safetensors.torch import load_file
 
 from barnraise.checkpoint.__main__ import export
 from barnraise.checkpoint.parts import PartFiles
+from barnraise.core.errors import CheckpointError, WorkerRefused
 from barnraise.runs.checkpoint_manifest import KEPT_IN_PARTS
+from barnraise.training.pipeline.members.stage_checkpoint import PartReport
 from barnraise.training.state import checkpoint_manager
 from tests.unit.training.pipeline.block_model import BLOCKS
 from tests.unit.training.pipeline.simulated_disks import (
@@ -27,7 +29,8 @@ from tests.unit.training.pipeline.simulated_disks import (
     SimulatedDisks,
 )
 from tests.unit.training.pipeline.simulated_run import Fault, Kind, SimulatedRun, prepare
-from tests.unit.training.pipeline.simulated_training import Expected, check, resume, train_until
+from tests.unit.training.pipeline.simulated_training import Expected, check, resume, script, train_until
+from tests.unit.training.pipeline.test_split_loop_reports import lie
 
 UNITS = BLOCKS + 2  # of which all are trained
 WITHOUT_MIRRORS = 11000  # bytes: for two blocks with their optimizer, and not for a mirror
@@ -190,6 +193,31 @@ def test_damaged_part_is_read_from_another_machine_or_the_checkpoint_is_passed_o
     run = resume("abc", whole, disks, tmp_path)
     check(run, whole, tmp_path, "abc")
     assert {len(losses) for losses in run.results.values()} == {4}, "from step 2"
+
+
+def test_run_does_not_start_anew_if_no_checkpoint_can_be_read(
+    disks: SimulatedDisks, tmp_path: Path, whole: Expected
+) -> None:
+    """Its new checkpoints would replace those that may be read again when another machine is on."""
+    train_until(3, "abc", whole, disks, tmp_path)
+    for path in disks.files(FIRST):
+        if path.name == "part-0003.safetensors":
+            damage(path)
+    with pytest.raises(AssertionError) as caught:
+        resume("abc", whole, disks, tmp_path)
+    assert isinstance(caught.value.__cause__, CheckpointError)
+    assert "no checkpoint can be read" in caught.value.__cause__.message
+
+
+def test_member_whose_report_about_a_checkpoint_cannot_be_read_is_refused_alone(
+    disks: SimulatedDisks, tmp_path: Path, whole: Expected
+) -> None:
+    lies = {"c": lie(PartReport, "previous", "no digest")}
+    checkpoints = disks.managers(FIRST)
+    run = SimulatedRun("abc", script(whole, tmp_path), checkpoints=checkpoints, lies=lies)
+    run.run()
+    check(run, whole, tmp_path, "ab")
+    assert isinstance(run.ends["c"], WorkerRefused)
 
 
 def damage(path: Path) -> None:

@@ -85,6 +85,7 @@ def test_joining_worker_that_reports_what_cannot_be_is_refused_alone(
         lie(MemberSpeed, "rates", [1e-308] * 3),
         lie(MemberSpeed, "latencies", [1e9] * 3),
         lie(StageVote, "block_s", 5e-324),
+        lie(StageVote, "checkpoint_due", True),  # and nobody has a disk
     ],
 )
 def test_impossible_figures_of_a_member_let_nobody_wait(

@@ -22,13 +22,15 @@ from barnraise.checkpoint.files import CheckpointInfo
 from barnraise.checkpoint.parts import PartFiles, WrittenParts, shared_state
 from barnraise.checkpoint.serialization import flatten
 from barnraise.core import metrics
-from barnraise.core.decoding import decode
-from barnraise.core.errors import BarnraiseError, RunError
+from barnraise.core.errors import BarnraiseError, CheckpointError, RunError
 from barnraise.core.metrics import catalogue
+from barnraise.core.sanitize import printable
+from barnraise.core.units import format_size
 from barnraise.runs.checkpoint_manifest import MOST_PARTS, CheckpointManifest, CheckpointPart, HeldCheckpoint
 from barnraise.training.group.interface import GroupManager
 from barnraise.training.pipeline.holdings import Transfer
 from barnraise.training.pipeline.members.member_stage import MemberStage
+from barnraise.training.pipeline.members.refusals import read_reports
 from barnraise.training.pipeline.members.state_exchange import StateExchange, checked_schedule, is_state
 from barnraise.training.pipeline.trained_state import ParameterStates
 from barnraise.training.state.checkpoint_manager import CheckpointManager
@@ -37,16 +39,18 @@ log = logging.getLogger("barnraise.training")
 
 _MAX_SKELETON = 2 << 20
 _MAX_FAILURE = 500
-_UNREADABLE = "what another worker says about a checkpoint cannot be read"
+_CHOICES = 8  # of a checkpoint to restore
 _OTHER_MODEL = "the checkpoint is of a model that trains other parameters"
 _HINT = "Resume with the same adapter, or start a new run."
+_TWO_CHECKPOINTS = "the machines have two checkpoints of this step"
+_NONE_HINT = "Switch on the machines that saved it, then continue the run: barnraise resume"
 
 
 class PartReport(msgspec.Struct, frozen=True, array_like=True):
     """What a member has written of a checkpoint. ``failure``: why it failed; empty if it did not.
 
     ``skeleton``: what belongs to no part, of a member that trains anything. ``previous``: digest of the
-    checkpoint before, if it knows one.
+    checkpoint before, if it knows one; while a checkpoint is restored, of this one.
     """
 
     parts: Annotated[tuple[CheckpointPart, ...], Meta(max_length=MOST_PARTS)] = ()
@@ -63,6 +67,14 @@ class WritePlan(NamedTuple):
 
     writers: dict[int, tuple[int, ...]]
     transfers: tuple[Transfer, ...]
+
+
+class _OpenedParts(NamedTuple):
+    """Checkpoint of which this member needs parts. ``own``: what its own units contain."""
+
+    files: PartFiles
+    manifest: CheckpointManifest
+    own: Mapping[int, Any]
 
 
 class RestoredState(NamedTuple):
@@ -152,6 +164,14 @@ def is_complete(
     return there.issuperset(written.parts)
 
 
+def restore_failures(outcomes: Sequence[PartReport]) -> list[str]:
+    """Return why members cannot read a checkpoint together; empty if all can."""
+    failures = {printable(outcome.failure) for outcome in outcomes} - {""}
+    if len({outcome.previous for outcome in outcomes} - {""}) > 1:
+        failures.add(_TWO_CHECKPOINTS)
+    return sorted(failures)
+
+
 def _least_busy(disks: Sequence[bool], sent: Counter[int]) -> int:
     rank = min((rank for rank, has_disk in enumerate(disks) if has_disk), key=lambda rank: (sent[rank], rank))
     sent[rank] += 1
@@ -171,6 +191,7 @@ class StageCheckpoints:
         self._checkpoints, self._held, self._exchange = checkpoints, held, exchange
         self._adapter = adapter
         self._previous = ""
+        self._has_restored = False
         self._units = tuple(sorted(held.unit_bytes()))  # in which something is trained
 
     # saving
@@ -186,6 +207,8 @@ class StageCheckpoints:
 
         It counts when all parts are signed. Otherwise an older one stays the newest complete one.
         """
+        if not any(disks):  # and still a member asks for it
+            return
         start = time.monotonic()
         machines, rank = manager.machines(), manager.rank
         trained = {unit: holders[unit] for unit in self._units}
@@ -248,17 +271,27 @@ class StageCheckpoints:
             received, _ = self._exchange.run(manager.group, [each], states, {}, ())
             if each.receiver == manager.rank:
                 write(each.unit, received)
-        schedule = self._held.export_schedule()
-        skeleton = self._skeleton(schedule, info.step) if schedule else b""
+        skeleton = b""
+        try:
+            skeleton = self._skeleton(info.step)
+        except BarnraiseError as error:
+            failure = failure or _words(error)
         return PartReport(tuple(parts), skeleton, self._previous, failure)
 
-    def _skeleton(self, schedule: Mapping[str, Any], done: int) -> bytes:
-        """Return what belongs to no part, in the form that exports read."""
+    def _skeleton(self, done: int) -> bytes:
+        """Return what belongs to no part, in the form that exports read; empty if nothing is trained here."""
+        schedule = self._held.export_schedule()
+        if not schedule:
+            return b""
         adapter = {} if self._adapter is None else {"adapter": self._adapter._asdict()}
         hashes = None if self._held.has_frozen else {}
-        return flatten(
+        skeleton = flatten(
             {**adapter, "base": {"hashes": hashes}, "split": {"schedule": schedule}, "done": done}
         ).skeleton
+        if len(skeleton) > _MAX_SKELETON:  # the others refuse a longer one
+            size, most = format_size(len(skeleton)), format_size(_MAX_SKELETON)
+            raise CheckpointError(f"the names of what is trained take {size}, and at most {most} are allowed")
+        return skeleton
 
     def _sign(self, info: CheckpointInfo, written: WrittenParts | None, own: Sequence[CheckpointPart]) -> str:
         """Turn the draft of this machine into a checkpoint, or remove it. Return why that failed."""
@@ -288,65 +321,79 @@ class StageCheckpoints:
     ) -> RestoredState | None:
         """Read what this member needs of a checkpoint. Return None if there is no checkpoint to start from.
 
-        ``wanted``: the units of each rank. A checkpoint that a member cannot read is passed over by all.
+        ``wanted``: the units of each rank. A checkpoint that a member cannot read is passed over by all. If
+        none is left, raise CheckpointError: a run that starts anew would replace them in the end.
         """
-        if chosen is None:
+        if chosen is None and self._has_restored:
+            raise CheckpointError("the checkpoint that was read before is out of reach", hint=_NONE_HINT)
+        if chosen is None or not any(disks):
             return None
         trained = [[unit for unit in units if unit in self._units] for units in wanted]
         transfers = plan_readers(trained, disks)
         rank = manager.rank
         own = trained[rank] if disks[rank] else []
         needed = sorted({*own, *(each.unit for each in transfers if each.sender == rank)})
-        while True:
-            if chosen.parts != self._units:
-                raise RunError(_OTHER_MODEL, hint=_HINT)
-            opened: tuple[PartFiles, CheckpointManifest] | None = None
-            raw: dict[int, Any] = {}
-            failure = ""
-            try:
-                if needed:
-                    files, manifest = opened = self._checkpoints.fetch_parts(chosen, needed)
-                    raw = {unit: files.read(manifest, unit) for unit in own}
-            except (OSError, BarnraiseError) as error:
-                failure = _words(error)
-            outcomes = self._gather(manager, PartReport(failure=failure))
-            if not any(outcome.failure for outcome in outcomes):
-                break
-            for failed in sorted({outcome.failure for outcome in outcomes} - {""}):
-                log.warning("the checkpoint of step %d is passed over: %s", chosen.step, failed)
+        why = ""
+        for _ in range(_CHOICES):
+            opened, failure = self._open(chosen, own, needed)
+            digest = opened.manifest.digest if opened is not None else ""
+            failures = restore_failures(self._gather(manager, PartReport(previous=digest, failure=failure)))
+            if not failures:
+                if manager.rank == 0:
+                    count = len(chosen.parts)
+                    log.warning("resuming from the checkpoint of step %d, in %d parts", chosen.step, count)
+                return self._load(manager, chosen, opened, transfers)
+            why = "; ".join(failures)
+            log.warning("the checkpoint of step %d is passed over: %s", chosen.step, why)
             self._checkpoints.pass_over(chosen)
-            chosen = self.choose(manager)
-            if chosen is None:
-                return None
-        if manager.rank == 0:
-            log.warning("resuming from the checkpoint of step %d, in %d parts", chosen.step, len(chosen.parts))
-        return self._load(manager, chosen, opened, raw, transfers)
+            older = self.choose(manager)
+            if older is None:
+                break
+            chosen = older
+        hint = _HINT if _OTHER_MODEL in why else _NONE_HINT
+        raise CheckpointError(f"no checkpoint can be read: {why}", hint=hint)
+
+    def _open(
+        self, chosen: HeldCheckpoint, own: Collection[int], needed: Sequence[int]
+    ) -> tuple[_OpenedParts | None, str]:
+        """Read the parts of a checkpoint that belong to this member. Return why that failed, or no words.
+
+        ``needed``: those, and the ones that it reads for others.
+        """
+        if chosen.parts != self._units:
+            return None, _OTHER_MODEL
+        if not needed:
+            return None, ""
+        try:
+            files, manifest = self._checkpoints.fetch_parts(chosen, needed)
+            return _OpenedParts(files, manifest, {unit: files.read(manifest, unit) for unit in own}), ""
+        except (OSError, BarnraiseError) as error:
+            return None, _words(error)
 
     def _load(
         self,
         manager: GroupManager,
         chosen: HeldCheckpoint,
-        opened: tuple[PartFiles, CheckpointManifest] | None,
-        raw: Mapping[int, Any],
+        opened: _OpenedParts | None,
         transfers: Sequence[Transfer],
     ) -> RestoredState:
         """Check what was read, and read what members without a disk need."""
         schedule: dict[str, Any] = {}
-        if opened is not None:
-            schedule = self._schedule_of(opened[1])
         states: ParameterStates = {}
-        for unit, content in raw.items():
-            states |= self._checked(unit, content)
+        if opened is not None:
+            schedule = self._schedule_of(opened.manifest)
+            for unit, content in opened.own.items():
+                states |= self._checked(unit, content)
         for each in transfers:
             sent: ParameterStates = {}
             if each.sender == manager.rank and opened is not None:
-                files, manifest = opened
-                sent = self._checked(each.unit, files.read(manifest, each.unit))
+                sent = self._checked(each.unit, opened.files.read(opened.manifest, each.unit))
             received, sender_schedule = self._exchange.run(
                 manager.group, [each], sent, schedule, {each.sender}
             )
             states |= received
             schedule = schedule or sender_schedule
+        self._has_restored = True
         return RestoredState(chosen.step, states, schedule)
 
     def _schedule_of(self, manifest: CheckpointManifest) -> dict[str, Any]:
@@ -380,7 +427,7 @@ class StageCheckpoints:
 
     def _gather(self, manager: GroupManager, report: PartReport) -> list[PartReport]:
         messages = manager.group.all_gather_bytes(msgspec.msgpack.encode(report))
-        return [decode(_reports, message, _UNREADABLE) for message in messages]
+        return read_reports(manager, _reports, messages)
 
 
 def _log_failures(
@@ -389,7 +436,10 @@ def _log_failures(
     for rank, pair in enumerate(zip(reports, outcomes, strict=True)):
         for failure in (each.failure for each in pair if each.failure):
             log.warning(
-                "the checkpoint of step %d was not written on %s: %s", done, manager.name_of(rank), failure
+                "the checkpoint of step %d was not written on %s: %s",
+                done,
+                manager.name_of(rank),
+                printable(failure),
             )
 
 

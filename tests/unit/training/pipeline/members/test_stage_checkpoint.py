@@ -10,6 +10,7 @@ from barnraise.training.pipeline.members.stage_checkpoint import (
     is_complete,
     plan_readers,
     plan_writers,
+    restore_failures,
 )
 
 MACHINES = ["a", "b", "b", "c"]  # of ranks 0 to 3
@@ -92,3 +93,12 @@ def test_machine_on_which_a_worker_failed_does_not_count() -> None:
     assert signing == {"a", "c"}
     reports[3] = PartReport(failure="its disk is full")
     assert combine_reports(plan, reports, MACHINES) == (None, frozenset())
+
+
+def test_checkpoint_is_restored_if_all_read_the_same_one() -> None:
+    own, other = PartReport(previous="a" * 64), PartReport(previous="b" * 64)
+    assert restore_failures([own, PartReport(), own]) == [], "one needs no part of it"
+    assert restore_failures([own, PartReport(failure="its disk\x1b is gone"), PartReport()]) == [
+        "its disk? is gone"
+    ]
+    assert restore_failures([own, other, own]) == ["the machines have two checkpoints of this step"]
