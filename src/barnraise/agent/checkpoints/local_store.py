@@ -193,9 +193,14 @@ class LocalCheckpoints:
             )
         folder, target = self.folder(run), self._folder_of(run, step)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if received and self._has_same_parts(manifest, signers):
+        own = self._parts_of_group(manifest, signers) if received else None
+        if own is not None and own.parts == manifest.parts:
             self._add(target, [entries[name] for name in expected])
             return
+        if own is not None and (manifest.provisional or not own.provisional):
+            raise CheckpointError(
+                "this machine has another checkpoint of the same step and group", hint="Ask another machine."
+            )
         remove_tree(target)  # an incomplete one
         own_seal = encode(sign(self._key, run, step, fingerprint(data)))
         entries[SEAL] = own_entry = FileEntry(SEAL, len(own_seal), False, (piece_hash(own_seal),))
@@ -206,13 +211,18 @@ class LocalCheckpoints:
         for old in outdated_folders(modification_times(folder), step):
             remove_tree(folder / old)
 
-    def _has_same_parts(self, manifest: CheckpointManifest, signers: Collection[bytes]) -> bool:
-        """Tell whether this machine has other parts of the same checkpoint."""
+    def _parts_of_group(
+        self, manifest: CheckpointManifest, signers: Collection[bytes]
+    ) -> CheckpointManifest | None:
+        """Return the manifest of the parts of this step that are here; None if another group saved them.
+
+        They may still differ: without a quorum, two groups can have the same number.
+        """
         try:
             own = self._read(manifest.run, manifest.step, signers)
         except RunError:
-            return False
-        return (own.generation, own.parts) == (manifest.generation, manifest.parts)
+            return None
+        return own if own.parts and own.generation == manifest.generation else None
 
     def _add(self, target: Path, entries: Collection[FileEntry]) -> None:
         """Add fetched parts to a checkpoint. Each one appears when it is complete."""

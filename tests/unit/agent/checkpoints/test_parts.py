@@ -34,12 +34,18 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "_SURVEY_S", 60.0)
 
 
-def content(step: int, part: int) -> bytes:
-    return hashlib.shake_256(bytes([step, part])).digest(20_000 + part)
+def content(step: int, part: int, variant: int = 0) -> bytes:
+    return hashlib.shake_256(bytes([step, part, variant])).digest(20_000 + part)
 
 
 def save_parts(
-    agent: Agent, step: int, parts: Collection[int], *, copies: int = 2, generation: int = 1
+    agent: Agent,
+    step: int,
+    parts: Collection[int],
+    *,
+    copies: int = 2,
+    generation: int = 1,
+    variant: int = 0,
 ) -> None:
     """Save parts of a checkpoint as the workers of a machine would."""
     place = agent.place_of(step).with_name(f".draft-{generation}-{step:08}")
@@ -47,7 +53,7 @@ def save_parts(
     described = []
     for number in PARTS:
         path = place / part_name(number)
-        path.write_bytes(content(step, number))
+        path.write_bytes(content(step, number, variant))
         described.append(CheckpointPart(number, path.stat().st_size, entry_of(path, "x").object.hex()))
         if number not in parts:
             path.unlink()
@@ -175,17 +181,22 @@ def test_step_that_a_later_group_has_saved_again_is_sent_as_it_is_now(tmp_path: 
     run(test)
 
 
-def test_parts_of_another_group_than_was_asked_for_replace_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("generation", "variant"), [(1, 0), (2, 1)])
+def test_parts_of_another_group_than_was_asked_for_replace_nothing(
+    tmp_path: Path, generation: int, variant: int
+) -> None:
+    """An older group, or one with the same number, as on both sides of a cut cable."""
+
     async def test() -> None:
         cluster = Cluster(tmp_path, (0, 1))
         first, second, _, _ = cluster.agents
-        save_parts(first, 40, (0, 1))
+        save_parts(first, 40, (0, 1), generation=generation, variant=variant)
         save_parts(second, 40, PARTS, generation=2)
         signers = second.service.signers_of(RUN)
         files = first.service.local.publish(RUN, 40, signers, (0, 1)).manifest
         for entry in files.files:  # as if they had been fetched
-            content_of = first.host.store.object_path(entry.object).read_bytes()
-            second.host.store.put_object(entry.object, content_of)
+            fetched = first.host.store.object_path(entry.object).read_bytes()
+            second.host.store.put_object(entry.object, fetched)
         with pytest.raises(CheckpointError, match="another checkpoint"):
             second.service.local.keep(files, RUN, 40, signers, 2)
         assert parts_on(second, 40) == set(PARTS)
