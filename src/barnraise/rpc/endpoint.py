@@ -284,7 +284,7 @@ class RpcEndpoint:
                 raise LookupError(f"no function is registered under this name; registered: {known}")
             args, kwargs = decode_arguments(message, body, references)
             value = function(*args, **kwargs)
-        except BaseException as error:  # noqa: BLE001  # also sys.exit: it must not leave the caller waiting
+        except BaseException as error:  # also sys.exit: it must not leave the caller waiting
             self._count("failed")
             log.warning("%s, called by rank %d, failed", printable(name), caller, exc_info=True)
             self._answer_error(caller, message.call, error)
