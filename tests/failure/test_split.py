@@ -305,13 +305,13 @@ def test_full_fine_tuning_goes_on_from_parts_of_a_checkpoint_on_fewer_machines(
 
 def holders_of_parts(agents: LocalAgents) -> dict[int, set[str]]:
     """Return the names of the newest parts on each disk that has any."""
-    found: dict[int, set[str]] = {}
+    names_by_place: dict[int, set[str]] = {}
     for place in range(agents.count):
         folders = sorted(agents.state(place).glob("runs/*/checkpoints/step-*"))
         names = {path.name for path in folders[-1].glob("part-*")} if folders else set()
         if names:
-            found[place] = names
-    return found
+            names_by_place[place] = names
+    return names_by_place
 
 
 def check_history(history: dict[str, Any], expected: dict[int, float]) -> None:

@@ -248,13 +248,13 @@ def find_checkpoints(
 
     A checkpoint in parts is agreed if any of its holders knows that it is.
     """
-    found: dict[HeldCheckpoint, dict[Machine, HeldCheckpoint]] = {}
+    by_checkpoint: dict[HeldCheckpoint, dict[Machine, HeldCheckpoint]] = {}
     for machine, checkpoints in held.items():
         for each in checkpoints:
             key = msgspec.structs.replace(each, parts=(), agreed=each.agreed or each.count > 0)
-            found.setdefault(key, {})[machine] = each
+            by_checkpoint.setdefault(key, {})[machine] = each
     result = []
-    for key, holders in found.items():
+    for key, holders in by_checkpoint.items():
         if incomplete or len({part for each in holders.values() for part in each.parts}) >= key.count:
             agreed = any(each.agreed for each in holders.values())
             parts = {machine: frozenset(each.parts) for machine, each in holders.items()}
@@ -308,9 +308,9 @@ def plan_fetch(
     missing: Collection[int], holders: Mapping[Machine, frozenset[int]]
 ) -> tuple[Machine, tuple[int, ...]] | None:
     """Return the machine that has most of the missing parts, and these; None if no machine has any."""
-    found = {machine: tuple(sorted(parts.intersection(missing))) for machine, parts in holders.items()}
-    best = max(found, key=lambda machine: len(found[machine]), default=None)
-    return (best, found[best]) if best is not None and found[best] else None
+    offers = {machine: tuple(sorted(parts.intersection(missing))) for machine, parts in holders.items()}
+    best = max(offers, key=lambda machine: len(offers[machine]), default=None)
+    return (best, offers[best]) if best is not None and offers[best] else None
 
 
 def _statement(run: str, step: int, manifest: bytes) -> bytes:

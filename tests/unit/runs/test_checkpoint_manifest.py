@@ -154,9 +154,9 @@ def in_parts(*parts: int, step: int = 42, generation: int = 3, agreed: bool = Tr
 
 def test_checkpoint_in_parts_counts_if_machines_have_all_of_them_together() -> None:
     assert find_checkpoints({"a": [in_parts(1, 2)], "b": [in_parts(2)]}) == []
-    (found,) = find_checkpoints({"a": [in_parts(1, 2)], "b": [in_parts(5, 2), in_parts(1, step=50)]})
-    assert found.held == replace(in_parts(), parts=())
-    assert found.holders == {"a": {1, 2}, "b": {2, 5}}
+    (checkpoint,) = find_checkpoints({"a": [in_parts(1, 2)], "b": [in_parts(5, 2), in_parts(1, step=50)]})
+    assert checkpoint.held == replace(in_parts(), parts=())
+    assert checkpoint.holders == {"a": {1, 2}, "b": {2, 5}}
     others = {"a": [in_parts(1, 2)], "b": [in_parts(5, generation=4)]}
     assert find_checkpoints(others) == [], "of another group"
     (known,) = find_checkpoints({"a": [in_parts(1, 2, agreed=False)], "b": [in_parts(5)]})
@@ -167,8 +167,8 @@ def test_checkpoint_in_parts_counts_if_machines_have_all_of_them_together() -> N
 
 def test_checkpoints_in_one_file_are_found_on_each_machine() -> None:
     held, other = HeldCheckpoint(RUN, 42, True, 3), HeldCheckpoint(RUN, 42, False, 3)
-    found = find_checkpoints({"a": [held], "b": [held, in_parts(1)], "c": [other]})
-    assert {each.held: sorted(each.holders) for each in found} == {held: ["a", "b"], other: ["c"]}
+    checkpoints = find_checkpoints({"a": [held], "b": [held, in_parts(1)], "c": [other]})
+    assert {each.held: sorted(each.holders) for each in checkpoints} == {held: ["a", "b"], other: ["c"]}
 
 
 def test_missing_parts_come_from_the_machine_that_has_most_of_them() -> None:
@@ -184,7 +184,7 @@ def test_missing_parts_come_from_the_machine_that_has_most_of_them() -> None:
     st.integers(1, 5),
 )
 def test_parts_are_copied_until_each_is_on_enough_machines(held: list[set[int]], copies: int) -> None:
-    """All holders agree on who sends what, no machine gets a part twice, and the copying ends."""
+    """All holders agree on what each of them sends, no machine gets a part twice, and the copying ends."""
     nodes = [bytes([number]) for number in range(len(held))]
     have = dict(zip(nodes, held, strict=True))
     every = set().union(*held)

@@ -123,11 +123,11 @@ class CheckpointFetcher:
         if not parts and await asyncio.to_thread(self._local.is_whole, run, step, signers):
             return
         # Without parts the one that holds it is known, and it has all.
-        found = await self._directory.find(run, step, holders) if parts or not holders else None
-        if found is not None and found.held.count:
-            await self._fetch_parts(found, parts, signers)
+        checkpoint = await self._directory.find(run, step, holders) if parts or not holders else None
+        if checkpoint is not None and checkpoint.held.count:
+            await self._fetch_parts(checkpoint, parts, signers)
             return
-        nodes = holders or (list(found.holders) if found is not None else [])
+        nodes = holders or (list(checkpoint.holders) if checkpoint is not None else [])
         why = "no connected machine has it"
         for node in [node for node in nodes if node != self._context.me]:
             try:
@@ -141,15 +141,15 @@ class CheckpointFetcher:
 
     async def _fetch_parts(
         self,
-        found: FoundCheckpoint[NodeId],
+        checkpoint: FoundCheckpoint[NodeId],
         wanted: Collection[int],
         signers: Collection[bytes],
     ) -> None:
         """Fetch parts of a checkpoint, each from a machine that has it."""
-        held, me = found.held, self._context.me
-        every = frozenset(part for parts in found.holders.values() for part in parts)
+        held, me = checkpoint.held, self._context.me
+        every = frozenset(part for parts in checkpoint.holders.values() for part in parts)
         missing = frozenset(wanted) or every
-        holders = {node: parts for node, parts in found.holders.items() if node != me}
+        holders = {node: parts for node, parts in checkpoint.holders.items() if node != me}
         why = "no connected machine has all of its parts"
         key = held.run, held.step, frozenset(wanted)
         while True:

@@ -101,17 +101,17 @@ class CheckpointReplicator:
         Return None if enough machines have it, or if only other machines do.
         """
         responses = await self._service.survey([entry.run])
-        found = {
+        known = {
             each.held: {node.raw: parts for node, parts in each.holders.items()}
             for each in find_checkpoints({node: response.held for node, response in responses.items()})
         }
-        best = newest_checkpoint(found, [entry.run])
+        best = newest_checkpoint(known, [entry.run])
         signers = self._service.signers_of(entry.run)
         manifests = await asyncio.to_thread(self._service.local.manifests, entry.run, signers)
         lacking = None
-        if best is not None and self._context.me.raw in found[best]:
+        if best is not None and self._context.me.raw in known[best]:
             copies = next((each.copies for each in manifests if each.step == best.step), 0)
-            lacking = self._next_copy(entry, best, found[best], copies)
+            lacking = self._next_copy(entry, best, known[best], copies)
         age = best.age if best is not None else (0, 0)
         is_incomplete = any(each.parts and (each.generation, each.step) > age for each in manifests)
         if lacking is None and is_incomplete and not entry.has_ended:

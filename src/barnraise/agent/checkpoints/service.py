@@ -329,8 +329,8 @@ class CheckpointService:
             for node, response in responses.items()
             if not only or node in only
         }
-        found = find_checkpoints(held, incomplete=bool(only))
-        return max(found, key=lambda each: (each.held.agreed, each.held.age), default=None)
+        candidates = find_checkpoints(held, incomplete=bool(only))
+        return max(candidates, key=lambda each: (each.held.agreed, each.held.age), default=None)
 
     async def request_files(
         self, node: NodeId, run: str, step: int, parts: Collection[int] = ()
@@ -379,16 +379,16 @@ def _newest_of(
     runs: Sequence[str],
     passing_over: Collection[tuple[str, int]],
 ) -> LocatedCheckpoint | ShardedCheckpoint | None:
-    found = {
+    known = {
         each.held: each.holders
         for each in find_checkpoints({node: response.held for node, response in responses.items()})
     }
-    best = newest_checkpoint((held for held in found if (held.run, held.step) not in passing_over), runs)
+    best = newest_checkpoint((held for held in known if (held.run, held.step) not in passing_over), runs)
     if best is None:
         shards = {node: response.sharded for node, response in responses.items() if response.sharded}
         return ShardedCheckpoint(max(shards.values()), list(shards)) if shards else None
-    parts = {part for own in found[best].values() for part in own}
-    return LocatedCheckpoint(replace(best, parts=tuple(sorted(parts))), list(found[best]))
+    parts = {part for own in known[best].values() for part in own}
+    return LocatedCheckpoint(replace(best, parts=tuple(sorted(parts))), list(known[best]))
 
 
 def _by_age(held: HeldCheckpoint) -> tuple[int, int]:

@@ -169,10 +169,10 @@ def shared_state(manifest: CheckpointManifest) -> Any:
 def verify_part(path: Path, part: CheckpointPart) -> None:
     """Raise RunError unless a file is this part."""
     try:
-        found = entry_of(path, path.name).object.hex()
+        content = entry_of(path, path.name).object.hex()
     except OSError as error:
         raise RunError(f"{path} cannot be read ({error.strerror or error})", hint=_OTHERS) from error
-    if found != part.file:
+    if content != part.file:
         raise RunError(f"{path} does not have the hash of its manifest", hint=_OTHERS)
 
 

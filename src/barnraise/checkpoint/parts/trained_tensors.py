@@ -44,7 +44,7 @@ class TensorForm(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Return its bytes."""
+        """Return the bytes of the tensor."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 

@@ -63,7 +63,7 @@ class SimulatedDisks:
 
     def newest(self, *runs: str) -> HeldCheckpoint | None:
         """Return the newest of these checkpoints."""
-        return newest_checkpoint((found.held for found in self.find(runs)), runs)
+        return newest_checkpoint((each.held for each in self.find(runs)), runs)
 
     def files(self, run: str) -> list[Path]:
         """Return the parts of all machines."""
@@ -118,30 +118,30 @@ class SimulatedAgent:
         self, passing_over: Collection[tuple[str, int]], awaiting: Sequence[bytes]
     ) -> NewestCheckpointResponse:
         runs = (self._run, *self._earlier)
-        found = {
+        known = {
             each.held: each.holders
             for each in self._disks.find(runs)
             if (each.held.run, each.held.step) not in passing_over
         }
         here = {node_of(machine) for machine in self._disks.reached()}
         absent = tuple(node.hex() for node in awaiting if node not in here)
-        best = newest_checkpoint(found, runs)
+        best = newest_checkpoint(known, runs)
         if best is None:
             return NewestCheckpointResponse(absent=absent)
-        parts = sorted({part for own in found[best].values() for part in own})
+        parts = sorted({part for own in known[best].values() for part in own})
         return NewestCheckpointResponse(
             best.run,
             best.step,
             best.agreed,
-            tuple(found[best]),
+            tuple(known[best]),
             absent=absent,
             generation=best.generation,
             parts=tuple(parts),
         )
 
     def fetch(self, run: str, step: int, parts: Collection[int] = ()) -> None:
-        found = [each for each in self._disks.find([run]) if each.held.step == step]
-        newest = max(found, key=lambda each: each.held.age, default=None)
+        checkpoints = [each for each in self._disks.find([run]) if each.held.step == step]
+        newest = max(checkpoints, key=lambda each: each.held.age, default=None)
         if newest is None:
             raise RunError("no machine has it", hint="Switch them on.")
         own = self._disks.local(self._machine)

@@ -51,7 +51,7 @@ def lie(kind: type[msgspec.Struct], field: str, value: Any) -> Callable[[bytes],
 
 
 @pytest.mark.parametrize(
-    "told",
+    "change",
     [
         lie(MemberHoldings, "done", 1 << 40),
         lie(MemberHoldings, "own", [99]),
@@ -66,9 +66,9 @@ def lie(kind: type[msgspec.Struct], field: str, value: Any) -> Callable[[bytes],
     ],
 )
 def test_joining_worker_that_reports_what_cannot_be_is_refused_alone(
-    told: Callable[[bytes], bytes], tmp_path: Path, expected: Expected
+    change: Callable[[bytes], bytes], tmp_path: Path, expected: Expected
 ) -> None:
-    run = SimulatedRun("abcd", script(expected, tmp_path), later={"d": 2}, lies={"d": told})
+    run = SimulatedRun("abcd", script(expected, tmp_path), later={"d": 2}, lies={"d": change})
     run.run()
     check(run, expected, tmp_path, "abc")
     assert run.generations == ["abc", "abcd", "abc"]
@@ -77,7 +77,7 @@ def test_joining_worker_that_reports_what_cannot_be_is_refused_alone(
 
 
 @pytest.mark.parametrize(
-    "told",
+    "change",
     [
         lie(MemberHoldings, "memory_bytes", 1 << 60),
         lie(MemberSpeed, "forward_s", 5e-324),
@@ -85,27 +85,27 @@ def test_joining_worker_that_reports_what_cannot_be_is_refused_alone(
         lie(MemberSpeed, "rates", [1e-308] * 3),
         lie(MemberSpeed, "latencies", [1e9] * 3),
         lie(StageVote, "block_s", 5e-324),
-        lie(StageVote, "checkpoint_due", True),  # and nobody has a disk
+        lie(StageVote, "checkpoint_due", True),  # and no member has a disk
     ],
 )
-def test_impossible_figures_of_a_member_let_nobody_wait(
-    told: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, expected: Expected
+def test_impossible_figures_of_a_member_let_no_other_wait(
+    change: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, expected: Expected
 ) -> None:
     monkeypatch.setattr(placement_watch, "_STEPS", 1)  # the placement is checked after each step
     monkeypatch.setattr(placement_watch, "_SHARE", 1e9)
-    run = SimulatedRun("abc", script(expected, tmp_path), probes=True, lies={"c": told})
+    run = SimulatedRun("abc", script(expected, tmp_path), probes=True, lies={"c": change})
     run.run()
     check(run, expected, tmp_path, "abc")
     assert run.generations == ["abc"]
 
 
-def test_group_that_nobody_else_knows_is_ignored(
+def test_group_that_only_one_member_knows_is_ignored(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, expected: Expected
 ) -> None:
     """A worker joins meanwhile as always."""
     monkeypatch.setattr(handover, "_AGENT_S", 0.0)
-    told = lie(StageVote, "newest_generation", 1 << 40)
-    run = SimulatedRun("abcd", script(expected, tmp_path), later={"d": 2}, lies={"c": told})
+    change = lie(StageVote, "newest_generation", 1 << 40)
+    run = SimulatedRun("abcd", script(expected, tmp_path), later={"d": 2}, lies={"c": change})
     run.run()
     check(run, expected, tmp_path, "abcd")
     assert run.generations == ["abc", "abcd"]

@@ -109,9 +109,9 @@ def _judge_steps(
     if not groups:
         return {}
     largest = max(groups, key=lambda ranks: (len(ranks), -min(ranks)))
-    one = largest[0]
+    first = largest[0]
     return {
-        rank: f"it reports {members[rank].done} steps, and {names[one]} reports {members[one].done}"
+        rank: f"it reports {members[rank].done} steps, and {names[first]} reports {members[first].done}"
         for rank in old
         if rank not in largest
     }

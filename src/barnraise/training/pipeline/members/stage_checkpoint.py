@@ -47,10 +47,11 @@ _NONE_HINT = "Switch on the machines that saved it, then continue the run: barnr
 
 
 class PartReport(msgspec.Struct, frozen=True, array_like=True):
-    """What a member has written of a checkpoint. ``failure``: why it failed; empty if it did not.
+    """Report of a member on what it has written of a checkpoint.
 
-    ``skeleton``: what belongs to no part, of a member that trains anything. ``previous``: digest of the
-    checkpoint before, if it knows one; while a checkpoint is restored, of this one.
+    ``failure``: why it failed; empty if it did not. ``skeleton``: what belongs to no part, of a member that
+    trains anything. ``previous``: digest of the checkpoint before, if it knows one; while a checkpoint is
+    restored, of this one.
     """
 
     parts: Annotated[tuple[CheckpointPart, ...], Meta(max_length=MOST_PARTS)] = ()
@@ -134,7 +135,7 @@ def combine_reports(
     the last bits: their files do not count either.
     """
     failed = {machines[rank] for rank, report in enumerate(reports) if report.failure}
-    found = {
+    files = {
         (rank, part.number): part
         for rank, report in enumerate(reports)
         if machines[rank] not in failed
@@ -142,12 +143,12 @@ def combine_reports(
     }
     parts = []
     for unit, ranks in plan.writers.items():
-        part = next((found[rank, unit] for rank in ranks if (rank, unit) in found), None)
+        part = next((files[rank, unit] for rank in ranks if (rank, unit) in files), None)
         if part is None:
             return None, frozenset()
         parts.append(part)
     counted = set(parts)
-    signing = frozenset(machines[rank] for (rank, _), part in found.items() if part in counted)
+    signing = frozenset(machines[rank] for (rank, _), part in files.items() if part in counted)
     first = next((report for report in reports if report.skeleton), None)
     if first is None:
         return None, frozenset()
@@ -203,9 +204,10 @@ class StageCheckpoints:
         disks: Sequence[bool],
         done: int,
     ) -> None:
-        """Save a checkpoint. ``holders``: by unit, the ranks that have its state; those that train it first.
+        """Save a checkpoint in parts. It counts when all parts are signed.
 
-        It counts when all parts are signed. Otherwise an older one stays the newest complete one.
+        ``holders``: by unit, the ranks that have its state; those that train it first. If a part is not
+        signed, an older checkpoint stays the newest complete one.
         """
         if not any(disks):  # and still a member asks for it
             return
@@ -289,8 +291,8 @@ class StageCheckpoints:
             {**adapter, "base": {"hashes": hashes}, "split": {"schedule": schedule}, "done": done}
         ).skeleton
         if len(skeleton) > _MAX_SKELETON:  # the others refuse a longer one
-            size, most = format_size(len(skeleton)), format_size(_MAX_SKELETON)
-            raise CheckpointError(f"the names of what is trained take {size}, and at most {most} are allowed")
+            size, limit = format_size(len(skeleton)), format_size(_MAX_SKELETON)
+            raise CheckpointError(f"the names of what is trained take {size}; the limit is {limit}")
         return skeleton
 
     def _sign(self, info: CheckpointInfo, written: WrittenParts | None, own: Sequence[CheckpointPart]) -> str:
@@ -322,7 +324,7 @@ class StageCheckpoints:
         """Read what this member needs of a checkpoint. Return None if there is no checkpoint to start from.
 
         ``wanted``: the units of each rank. A checkpoint that a member cannot read is passed over by all. If
-        none is left, raise CheckpointError: a run that starts anew would replace them in the end.
+        none is left, raise CheckpointError: a run from step 0 would replace them in the end.
         """
         if chosen is None and self._has_restored:
             raise CheckpointError("the checkpoint that was read before is out of reach", hint=_NONE_HINT)
@@ -436,10 +438,7 @@ def _log_failures(
     for rank, pair in enumerate(zip(reports, outcomes, strict=True)):
         for failure in (each.failure for each in pair if each.failure):
             log.warning(
-                "the checkpoint of step %d was not written on %s: %s",
-                done,
-                manager.name_of(rank),
-                printable(failure),
+                "the checkpoint of step %d was not written on %s: %s", done, manager.name_of(rank), failure
             )
 
 

@@ -103,10 +103,10 @@ class SplitForecast:
         self.group = self._meter.exchange(own)
         members = self.group.members
         kept = [KeptBytes(member.block_kept_bytes, member.after_kept_bytes) for member in members]
-        most, too_large = most_kept(kept)
+        largest, too_large = most_kept(kept)
         for name in map(self._manager.name_of, too_large):
             log.warning("%s reports much larger activations than the others; four times theirs count", name)
-        self.parts = with_kept(parts, most)
+        self.parts = with_kept(parts, largest)
 
     def problem(
         self, memory_bytes: Sequence[int], batches: int, held: Sequence[HeldBlocks] = ()

@@ -42,7 +42,7 @@ class Manager(SingleWorkerManager):
         return NAMES[rank]
 
 
-def test_equal_reports_refuse_nobody() -> None:
+def test_equal_reports_refuse_no_member() -> None:
     assert judge_holdings([OLD, OLD, FRESH], NAMES, UNITS) == {}
     assert judge_holdings([FRESH, FRESH], NAMES, UNITS) == {}
     assert judge_holdings([replace(OLD, done=8), replace(OLD, is_ready=True)], NAMES, UNITS) == {}
@@ -51,7 +51,7 @@ def test_equal_reports_refuse_nobody() -> None:
 
 
 def test_joining_worker_with_another_model_is_refused_alone() -> None:
-    """Those that train decide what the model is, also if more join than train."""
+    """Members that train decide what the model is, also if more join than train."""
     other = replace(FRESH, model=OTHER)
     assert judge_holdings([OLD, OLD, other], NAMES, UNITS) == {2: "its lr is 0.2, and that of mac is 0.1"}
     assert set(judge_holdings([OLD, other, other, other], NAMES, UNITS)) == {1, 2, 3}

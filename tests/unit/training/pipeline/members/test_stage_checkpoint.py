@@ -1,4 +1,4 @@
-"""Which member writes and reads which part of a checkpoint, and when the parts are complete."""
+"""Choice of the members that write and read parts of a checkpoint, and completeness of the parts."""
 
 from __future__ import annotations
 

@@ -157,9 +157,9 @@ def test_parts_of_another_group_are_not_mixed(tmp_path: Path) -> None:
         await fetch(first, 40, 0)
         signers = first.service.signers_of(RUN)
         held = {agent.me: agent.service.local.held(RUN, signers) for agent in (first, second)}
-        (found,) = find_checkpoints(held)
-        assert found.held.generation == 2
-        assert found.holders[first.me] == {0}
+        (newest,) = find_checkpoints(held)
+        assert newest.held.generation == 2
+        assert newest.holders[first.me] == {0}
 
     run(test)
 
@@ -224,8 +224,8 @@ def test_replicator_copies_parts_that_too_few_machines_have(
             while any(count_of(agents, step, part) < expected for part in PARTS):
                 await asyncio.sleep(0.02)
         await asyncio.sleep(0.3)
-        most = max(expected, 2)
-        assert all(count_of(agents, 50, part) <= most for part in PARTS), "and no more"
+        limit = max(expected, 2)
+        assert all(count_of(agents, 50, part) <= limit for part in PARTS), "and no more"
         assert not parts_on(cluster.agents[3], 50), "a guest keeps nothing of others' runs"
         for agent in cluster.agents:
             for task in list(agent.tasks):

@@ -81,8 +81,8 @@ def test_each_machine_writes_its_stage_and_its_mirrors_and_reads_no_more(
     disks: SimulatedDisks, tmp_path: Path, whole: Expected
 ) -> None:
     run = train_until(3, "abc", whole, disks, tmp_path)
-    (found,) = (each for each in disks.find([FIRST]) if each.held.step == 3)
-    held = {machine: set(parts) for machine, parts in found.holders.items()}
+    (checkpoint,) = (each for each in disks.find([FIRST]) if each.held.step == 3)
+    held = {machine: set(parts) for machine, parts in checkpoint.holders.items()}
     assert all(0 < len(parts) < UNITS for parts in held.values()), held
     copies = {part: sum(part in parts for parts in held.values()) for part in range(UNITS)}
     assert set(copies.values()) == {2}, "the stage and its mirror"
@@ -112,7 +112,7 @@ def test_checkpoint_without_all_parts_is_not_used(
 
     monkeypatch.setattr(PartFiles, "seal", refuse)
     train_until(3, "abc", whole, disks, tmp_path, copies=1)
-    steps = {found.held.step for found in disks.find([FIRST], incomplete=True)}
+    steps = {each.held.step for each in disks.find([FIRST], incomplete=True)}
     assert 3 in steps, "the others have signed theirs"
     newest = disks.newest(FIRST)
     assert newest is not None
@@ -156,7 +156,7 @@ def test_old_checkpoints_are_removed_when_a_newer_one_is_complete(
 ) -> None:
     train_until(5, "abc", whole, disks, tmp_path)
     for machine in "abc":
-        steps = sorted(found.step for found in disks.local(machine).held(FIRST, SIGNERS))
+        steps = sorted(each.step for each in disks.local(machine).held(FIRST, SIGNERS))
         assert steps == list(range(6 - KEPT_IN_PARTS, 6))
     folder = disks.local("a").folder(FIRST)
     assert not list(folder.glob(".draft-*"))
@@ -195,7 +195,7 @@ def test_damaged_part_is_read_from_another_machine_or_the_checkpoint_is_passed_o
     assert {len(losses) for losses in run.results.values()} == {4}, "from step 2"
 
 
-def test_run_does_not_start_anew_if_no_checkpoint_can_be_read(
+def test_run_does_not_start_at_step_0_if_no_checkpoint_can_be_read(
     disks: SimulatedDisks, tmp_path: Path, whole: Expected
 ) -> None:
     """Its new checkpoints would replace those that may be read again when another machine is on."""
