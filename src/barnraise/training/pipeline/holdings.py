@@ -102,8 +102,8 @@ def decide_regroup(members: Sequence[MemberHoldings], units: Sequence[bool]) -> 
     """Decide which step counts, and which rank has each unit. ``units``: whether anything is trained in each.
 
     The members were judged before, so their reports do not contradict each other. Before the first step
-    nothing has to be sent: every member can make the first state itself. The same holds if no member has
-    trained since it read a checkpoint, and a part is lost or some have read another one: they read it again.
+    nothing has to be sent: every member can make the first state itself. Members that have not trained since
+    they read a checkpoint read it again if a part is lost, or if they have read two different ones.
     """
     old = [(rank, member) for rank, member in enumerate(members) if not member.is_fresh]
     done = max((member.done for _, member in old), default=0)

@@ -42,7 +42,7 @@ def report(
     return dict(json.loads(capsys.readouterr().out))
 
 
-def test_model_is_split_over_machines_that_nobody_has(
+def test_model_is_split_over_machines_that_no_home_has(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert typed(monkeypatch, "--config", str(folder), *MACHINES) == 0
