@@ -42,7 +42,7 @@ _REPLY_S = 5.0
 _PORT = 1  # members of a group need one; nothing listens
 
 
-class RankKilled(BaseException):
+class RankKilled(SystemExit):
     """End of a rank that a test kills. As after a kill, ``except Exception`` does not go on."""
 
 
