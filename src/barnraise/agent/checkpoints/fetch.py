@@ -163,9 +163,7 @@ class CheckpointFetcher:
                 node, parts = plan
                 del holders[node]  # it sends all that it can at once
                 try:
-                    await self._fetch_from(
-                        node, held.run, held.step, signers, key, parts, held.generation
-                    )
+                    await self._fetch_from(node, held.run, held.step, signers, key, parts, held.generation)
                 except (BarnraiseError, OSError) as error:
                     why = error.message if isinstance(error, BarnraiseError) else str(error)
                     name = self._context.name_of(node)

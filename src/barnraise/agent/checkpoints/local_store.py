@@ -324,7 +324,5 @@ def _state_files(manifest: CheckpointManifest, parts: Collection[int]) -> Mappin
 
 def _matches(files: FileList, expected: Mapping[str, str]) -> bool:
     """Tell whether files are those of a checkpoint, and nothing else."""
-    contents = {
-        entry.path: entry.object.hex() for entry in files.files if entry.path not in (MANIFEST, SEAL)
-    }
+    contents = {entry.path: entry.object.hex() for entry in files.files if entry.path not in (MANIFEST, SEAL)}
     return contents == dict(expected) and bool(contents)

@@ -1,8 +1,8 @@
 """Checkpoints of a split model: each member saves what it holds, and loads what it needs under any split.
 
 First all members write their parts, then all learn which parts there are, then each machine signs. A part
-is what is trained in one unit of the model. Mirrors write copies. Members without a
-disk, such as a guest in a sandbox, have theirs written and read by another member, one unit at a time.
+is what is trained in one unit of the model. Mirrors write copies. Members without a disk, such as a guest in
+a sandbox, have theirs written and read by another member, one unit at a time.
 """
 
 from __future__ import annotations
