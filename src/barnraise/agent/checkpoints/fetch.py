@@ -7,6 +7,7 @@ import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+from weakref import WeakValueDictionary
 
 from barnraise.agent.artifact_service import ArtifactService, TransferProgress
 from barnraise.agent.checkpoints.grants import ReadGrants
@@ -74,7 +75,8 @@ class CheckpointFetcher:
         self._local = local
         self._grants = grants
         self._transfers: dict[_Wanted, CheckpointTransfer] = {}
-        self._fetching_parts = asyncio.Lock()  # parts of one checkpoint share files of the store
+        # By run and step, because parts of one checkpoint share files of the store.
+        self._locks: WeakValueDictionary[tuple[str, int], asyncio.Lock] = WeakValueDictionary()
 
     def start(
         self, run: str, step: int, parts: Collection[int] = (), holders: Sequence[NodeId] = ()
@@ -152,8 +154,9 @@ class CheckpointFetcher:
         holders = {node: parts for node, parts in checkpoint.holders.items() if node != me}
         why = "no connected machine has all of its parts"
         key = held.run, held.step, frozenset(wanted)
+        lock = self._locks.setdefault((held.run, held.step), asyncio.Lock())
         while True:
-            async with self._fetching_parts:
+            async with lock:
                 missing = await asyncio.to_thread(self._local.missing_parts, held, missing, signers)
                 if not missing:
                     return
