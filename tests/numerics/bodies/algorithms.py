@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import msgspec
+import torch
 import torch.distributed as dist
 
 from barnraise.collectives import call_options
@@ -73,10 +74,10 @@ def in_block(ctx: Context, options: dict[str, Any], inner: str, arguments: dict[
         result = _run(ctx, inner, arguments)
         refusal = ""
         try:
-            dist.barrier(group=ctx.group)
+            dist.all_to_all_single(torch.zeros(ctx.world), torch.zeros(ctx.world), group=ctx.group)
         except UnsupportedOperation as error:
             refusal = str(error)
-        ctx.check("barrier has no algorithm" in refusal, f"a barrier in the block: {refusal!r}")
+        ctx.check("all_to_all has no algorithm" in refusal, f"an all-to-all in the block: {refusal!r}")
     dist.barrier(group=ctx.group)
     return result, sorted(name for name, count in _counted().items() if count > before.get(name, 0.0))
 
