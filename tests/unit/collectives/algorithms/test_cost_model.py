@@ -225,4 +225,3 @@ def test_sites_are_chosen_where_they_are_known(kind: str, flat: str) -> None:
     assert apart.seconds < choose(kind, 4 * MIB, 12, LAN).seconds
     assert choose(kind, 4 * MIB, 12, LAN).algorithm != "sites"
     assert predict(kind, "sites", 4 * MIB, 12, LAN) == predict(kind, flat, 4 * MIB, 12, LAN)
-
