@@ -334,3 +334,18 @@ def test_sample_of_files_tells_other_weights_apart_and_not_other_files(base: Pat
     tensors[max(tensors)] += 1
     tensors[min(tensors)] += 1
     assert written("other-weights") != sample
+
+
+def test_sample_of_stacked_experts_reads_the_first_one_only(tmp_path: Path) -> None:
+    """All of them may be larger than the memory."""
+
+    def sample_with(expert: int) -> str:
+        folder = tmp_path / f"changed-{expert}"
+        folder.mkdir()
+        experts = torch.zeros(20, 20, 4)
+        experts[expert] = 1.0
+        save_file({"experts": experts}, folder / "model.safetensors")
+        return WeightFiles(folder).sample()
+
+    assert sample_with(1) == sample_with(2)
+    assert sample_with(0) != sample_with(3)
