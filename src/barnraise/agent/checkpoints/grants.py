@@ -75,6 +75,9 @@ class ReadGrants:
                 packed = await asyncio.to_thread(self._local.publish, run, step, signers, parts)
                 granted = [packed.id]
             manifest = granted[-1]
+            for name, old in self._grants.items():  # a machine fetches one choice of parts after the other
+                if (old.run, old.step) == (run, step) and name != manifest:
+                    old.until.pop(node, None)
             self._grants.setdefault(manifest, _Grant(*wanted, version))
             self._extend(manifest, run, step, node)
             self._artifacts.allow(manifest, self._grants[manifest].until)

@@ -204,6 +204,21 @@ def test_parts_of_another_group_than_was_asked_for_replace_nothing(
     run(test)
 
 
+def test_machine_may_read_one_choice_of_parts_at_a_time(tmp_path: Path) -> None:
+    """Otherwise it could let another machine lend and remember any number of choices."""
+
+    async def test() -> None:
+        cluster = Cluster(tmp_path, (0, 1))
+        first, _, third, _ = cluster.agents
+        save_parts(first, 40, PARTS)
+        for part in PARTS:
+            await fetch(third, 40, part)
+        grants = first.service.grants
+        assert sum(third.me in grants.readers(manifest) for manifest in grants._grants) == 1
+
+    run(test)
+
+
 @pytest.mark.parametrize(("copies", "expected"), [(1, 1), (2, 2), (3, 3)])
 def test_replicator_copies_parts_that_too_few_machines_have(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copies: int, expected: int
