@@ -157,7 +157,8 @@ def test_checkpoint_in_parts_counts_if_machines_have_all_of_them_together() -> N
     (found,) = find_checkpoints({"a": [in_parts(1, 2)], "b": [in_parts(5, 2), in_parts(1, step=50)]})
     assert found.held == replace(in_parts(), parts=())
     assert found.holders == {"a": {1, 2}, "b": {2, 5}}
-    assert find_checkpoints({"a": [in_parts(1, 2)], "b": [in_parts(5, generation=4)]}) == [], "of another group"
+    other = in_parts(5, generation=4)
+    assert find_checkpoints({"a": [in_parts(1, 2)], "b": [other]}) == [], "of another group"
     (known,) = find_checkpoints({"a": [in_parts(1, 2, agreed=False)], "b": [in_parts(5)]})
     assert known.held.agreed, "one of them knows that it counts"
     (partly,) = find_checkpoints({"a": [in_parts(1)]}, incomplete=True)

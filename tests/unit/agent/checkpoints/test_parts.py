@@ -37,7 +37,9 @@ def content(step: int, part: int) -> bytes:
     return hashlib.shake_256(bytes([step, part])).digest(20_000 + part)
 
 
-def save_parts(agent: Agent, step: int, parts: Collection[int], *, copies: int = 2, generation: int = 1) -> None:
+def save_parts(
+    agent: Agent, step: int, parts: Collection[int], *, copies: int = 2, generation: int = 1
+) -> None:
     """Save parts of a checkpoint as the workers of a machine would."""
     place = agent.place_of(step).with_name(f".draft-{generation}-{step:08}")
     place.mkdir(parents=True)
@@ -146,7 +148,8 @@ def test_parts_of_another_group_are_not_mixed(tmp_path: Path) -> None:
         save_parts(second, 40, PARTS, generation=2)
         assert (await third.newest()).generation == 2
         await fetch(first, 40, 0)
-        held = {agent.me: agent.service.local.held(RUN, first.service.signers_of(RUN)) for agent in (first, second)}
+        signers = first.service.signers_of(RUN)
+        held = {agent.me: agent.service.local.held(RUN, signers) for agent in (first, second)}
         (found,) = find_checkpoints(held)
         assert found.held.generation == 2
         assert found.holders[first.me] == {0}

@@ -38,7 +38,9 @@ def base(tmp_path: Path) -> Path:
     return tmp_path / "base"
 
 
-def trained(base: Path, unfrozen: str = "", **options: Any) -> tuple[AdapterDescription, dict[str, torch.Tensor]]:
+def trained(
+    base: Path, unfrozen: str = "", **options: Any
+) -> tuple[AdapterDescription, dict[str, torch.Tensor]]:
     """Return an adapter whose numbers are as after a training."""
     model = transformers.LlamaForCausalLM.from_pretrained(base)
     model = peft.get_peft_model(model, peft.LoraConfig(r=2, lora_alpha=3, **options))

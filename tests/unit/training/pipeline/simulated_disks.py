@@ -69,7 +69,9 @@ class SimulatedDisks:
         """Return the parts of all machines."""
         return sorted(self._folder.glob(f"*/runs/{run}/checkpoints/step-*/part-*"))
 
-    def manager(self, machine: str, run: str, earlier: Sequence[str] = (), copies: int = 2) -> CheckpointManager:
+    def manager(
+        self, machine: str, run: str, earlier: Sequence[str] = (), copies: int = 2
+    ) -> CheckpointManager:
         """Return the checkpoint manager of a worker on a machine."""
         self.machines.add(machine)
         agent = SimulatedAgent(self, machine, run, earlier)

@@ -30,7 +30,9 @@ class Expected:
         self.weights = load_file(folder / "trained.safetensors")
 
 
-def script(expected: Expected, folder: Path, after_step: Callable[[Session], None] = lambda run: None) -> Script:
+def script(
+    expected: Expected, folder: Path, after_step: Callable[[Session], None] = lambda run: None
+) -> Script:
     """Return a script that trains and saves, as `split_workers` does."""
 
     def main(session: Session, manager: SimulatedManager) -> list[float]:

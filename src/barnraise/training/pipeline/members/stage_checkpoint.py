@@ -319,7 +319,7 @@ class StageCheckpoints:
             if chosen is None:
                 return None
         if manager.rank == 0:
-            log.warning("resuming from the checkpoint of step %d, in %d parts", chosen.step, len(chosen.parts))
+            log.warning("resuming from step %d, whose checkpoint is in %d parts", chosen.step, len(chosen.parts))
         return self._load(manager, chosen, opened, raw, transfers)
 
     def _load(
