@@ -240,7 +240,11 @@ def check_history(history: dict[str, Any], expected: dict[int, float]) -> None:
     assert len(history["plans"]) >= 2, "the blocks were placed again"
     for plan in history["plans"]:
         assert plan["predicted_step_s"] > 0
-        assert "the exchange of gradients and the vote take" in plan["reason"]
+    reasons = [plan["reason"] for plan in history["plans"]]
+    shared = [each for each in reasons if "the exchange of gradients and the vote take" in each]
+    assert shared, reasons
+    # While all others are dead, one machine computes all blocks and exchanges nothing.
+    assert all(each in shared or "computes all of it" in each for each in reasons), reasons
     assert {"failure", "died"} & {event["kind"] for event in history["events"]}
 
 

@@ -35,6 +35,7 @@ from benchmarks.attacks.scenes.cluster import (
     PORT,
     RunningAttack,
 )
+from benchmarks.attacks.tools.toolbox import STRAY
 from lab import Lab
 
 OWNERS = (0, 1)
@@ -191,7 +192,8 @@ class RunCluster:
             *(self.machines.state(place) for place in ALL_MACHINES),
         ]
         tops += [self.machines.state(place) / "runs" for place in ALL_MACHINES]
-        return [path for top in tops for name in ("x", "C:", "..\\..\\x") if (path := top / name).exists()]
+        names = (STRAY, "C:", f"..\\..\\{STRAY}")
+        return [path for top in tops for name in names if (path := top / name).exists()]
 
     def restore(self) -> None:
         """Wait until the agents agree and the run continues."""

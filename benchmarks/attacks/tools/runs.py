@@ -65,7 +65,7 @@ from barnraise.runs.record import (
 from barnraise.transport.listener.preface import ROUTE_AGENT, ROUTE_AGENT_BULK, ROUTE_AGENT_SHIP
 from benchmarks.attacks.tools.guest import Agents
 from benchmarks.attacks.tools.run_member import RunMember, until_found
-from benchmarks.attacks.tools.toolbox import READY, Result, tool
+from benchmarks.attacks.tools.toolbox import READY, STRAY, Result, tool
 
 FORGED = b"FORGED"
 _NEWEST = 1 << 40
@@ -407,11 +407,11 @@ def _manifest(kind: str, content: bytes) -> FolderManifest:
         return FileEntry(path, size, False, (piece_hash(content),))
 
     names = {
-        "above": ("../../x",),
-        "far above": ("a/../../../../x",),
-        "absolute": ("/tmp/x",),
-        "drive": ("C:/x",),
-        "backslash": ("..\\..\\x",),
+        "above": (f"../../{STRAY}",),
+        "far above": (f"a/../../../../{STRAY}",),
+        "absolute": (f"/tmp/{STRAY}",),
+        "drive": (f"C:/{STRAY}",),
+        "backslash": (f"..\\..\\{STRAY}",),
         "stream": ("train.py:hidden",),
         "device": ("folder/NUL.txt",),
         "case": ("Train.py", "train.py"),

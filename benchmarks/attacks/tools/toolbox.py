@@ -10,6 +10,7 @@ from contextvars import ContextVar
 from typing import Any
 
 LIMIT_S = 180.0  # for one tool
+STRAY = "barnraise-stray"  # file that attacks try to write; no other program has one of this name
 _CONNECT_S = 5.0
 
 Result = dict[str, Any]

@@ -44,6 +44,7 @@ _STATE_ENTRIES = (
         "cluster.db*",
         "containers",
         "environments",
+        "history",
         "hub",
         "hubs",
         "ipc",
