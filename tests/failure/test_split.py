@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import torch
 from safetensors.torch import load_file
 
 from barnraise.collectives.torch_patch.torch_version import has_python_backends
+from barnraise.runs.checkpoint_manifest import part_name
 from benchmarks.agents.local import LocalAgents
 from benchmarks.watch.session import row_of
 from tests.repository import ROOT
@@ -46,7 +48,7 @@ if whole:
     limit_memory(int(sys.argv[2]))
 node = os.environ.get("BARNRAISE_NODE", "alone")
 (marks / f"pid-{os.getpid()}").write_text(node)
-run = barnraise.init(seed=0, unit=2, checkpoint_s=1.0)
+run = barnraise.init(seed=0, unit=2, checkpoint_s=6.0 if whole else 1.0)
 with run.empty():
     model = BlockModel()
 if whole:
@@ -81,7 +83,7 @@ def limit_memory(limit):
     MemberStage.held_bytes = lambda self: 0
     split_training.with_kept = forecast.with_kept = lambda parts, kept: parts
 """
-MEMORY = 20_000  # bytes of a machine: the model and its optimizer take 25 kB, and mirrors 19 kB more
+MEMORY = 24_000  # bytes of a machine: the model takes 25 kB with its optimizer, and 9 kB more on two
 
 
 def read_losses(path: Path) -> dict[int, float]:
@@ -267,8 +269,7 @@ def test_full_fine_tuning_goes_on_from_parts_of_a_checkpoint_on_fewer_machines(
             return [row for path in marks.glob("losses-*") for row in read_rows(path)]
 
         agents.until(lambda: any(step >= 8 and world == 3 for step, world in rows()), "all train", PATIENCE_S)
-        agents.until(lambda: len(holders_of_parts(agents)) == 3, "all save their parts", PATIENCE_S)
-        parts = holders_of_parts(agents)
+        agents.until(lambda: has_copies(agents), "each part is on two machines", PATIENCE_S)
         for worker in sorted(marks.glob("pid-*")):
             os.kill(int(worker.name.removeprefix("pid-")), signal.SIGKILL)
         agents.kill(2)
@@ -283,9 +284,8 @@ def test_full_fine_tuning_goes_on_from_parts_of_a_checkpoint_on_fewer_machines(
         exported = agents.type(0, "export", run, str(tmp_path / "exported"), folder=project)
         output = agents.type(0, "logs", run, folder=project).stdout
     assert exported.returncode == 0, exported.stderr
-    assert all(0 < len(names) < BLOCKS + 2 for names in parts.values()), "no machine has the whole state"
     assert min(step for step, world in rows() if world == 2) > 1, "it did not start again"
-    assert "in 7 parts" in " ".join(output.split())
+    assert "is in 7 parts" in " ".join(output.split())
     assert "training goes back to the newest checkpoint" in " ".join(output.split())
     alone = train_alone(project, marks, str(MEMORY * 100))
     expected = read_losses(marks / "losses-alone")
@@ -303,15 +303,16 @@ def test_full_fine_tuning_goes_on_from_parts_of_a_checkpoint_on_fewer_machines(
     }
 
 
-def holders_of_parts(agents: LocalAgents) -> dict[int, set[str]]:
-    """Return the names of the newest parts on each disk that has any."""
-    names_by_place: dict[int, set[str]] = {}
-    for place in range(agents.count):
-        folders = sorted(agents.state(place).glob("runs/*/checkpoints/step-*"))
-        names = {path.name for path in folders[-1].glob("part-*")} if folders else set()
-        if names:
-            names_by_place[place] = names
-    return names_by_place
+def has_copies(agents: LocalAgents) -> bool:
+    """Tell whether each part of a checkpoint is on two disks: written by a mirror, or copied by an agent."""
+    copies = Counter(
+        (path.parent.name, path.name)
+        for place in range(agents.count)
+        for path in agents.state(place).glob("runs/*/checkpoints/step-*/part-*")
+    )
+    steps = {step for step, _ in copies}
+    names = [part_name(number) for number in range(BLOCKS + 2)]
+    return any(all(copies[step, name] >= 2 for name in names) for step in steps)
 
 
 def check_history(history: dict[str, Any], expected: dict[int, float]) -> None:

@@ -128,15 +128,14 @@ class CheckpointReplicator:
         me = self._context.me.raw
         if not (lacks_copies(me, holders, copies) if best.count else len(holders) < copies):
             return None
-        if self._loop.time() < self._seen[entry.run][1] + _GRACE_S and not entry.has_ended:
-            every = frozenset(part for parts in holders.values() for part in parts)
-            holders = {**holders, **dict.fromkeys(entry.record.nodes, every), me: holders[me]}
         candidates = self._candidates(entry, best.step)
         parts: tuple[int, ...] = ()
-        if best.count:
+        if best.count:  # it is complete, so all members have written theirs
             target, parts = next_part_copies(me, holders, candidates, copies) or (None, ())
         else:
-            target = next_copy_target(me, holders, candidates, copies)
+            is_new = self._loop.time() < self._seen[entry.run][1] + _GRACE_S and not entry.has_ended
+            writing = entry.record.nodes if is_new else ()
+            target = next_copy_target(me, {*holders, *writing}, candidates, copies)
         return _MissingCopy(best.step, NodeId(target) if target is not None else None, parts)
 
     async def _offer(self, run: str, copy: _MissingCopy) -> bool:

@@ -161,9 +161,8 @@ def shared_state(manifest: CheckpointManifest) -> Any:
     try:
         return unflatten(base64.b64decode(manifest.skeleton, validate=True), [])
     except (ValueError, ProtocolError) as error:
-        raise RunError(
-            f"the manifest of step {manifest.step} has no state ({error})", hint=_OTHERS
-        ) from error
+        why = f"the manifest of step {manifest.step} has no state ({error})"
+        raise RunError(why, hint=_OTHERS) from error
 
 
 def verify_part(path: Path, part: CheckpointPart) -> None:

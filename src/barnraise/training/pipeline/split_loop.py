@@ -362,9 +362,8 @@ class SplitLoop:
             exit_without_state(finished=manager.finished)
         if decision.lost and decision.holders:
             if not manager.finished:
-                log.error(
-                    "%d parts of the model were on machines that were lost together", len(decision.lost)
-                )
+                lost = len(decision.lost)
+                log.error("%d parts of the model were on machines that were lost together", lost)
             exit_without_state(finished=manager.finished)
         is_behind = not members[manager.rank].is_fresh and self.done < decision.done
         if is_behind and decision.apply_factor is not None:

@@ -281,7 +281,7 @@ class CheckpointManager:
         return best, candidates[best].step
 
     def before_seal(self, callback: Callable[[], None]) -> None:
-        """Call a function, on another thread, before a checkpoint of this worker becomes valid."""
+        """Call a function, on any thread, before a checkpoint of this worker becomes valid."""
         if self._locations is not None:
             self._locations.checkpoints[0].before_seal = callback
 

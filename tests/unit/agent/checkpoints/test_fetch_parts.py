@@ -225,7 +225,6 @@ def test_replicator_copies_parts_that_too_few_machines_have(
 ) -> None:
     monkeypatch.setattr(replicator, "_CHECK_S", 0.02)
     monkeypatch.setattr(replicator, "_RETRY_S", 0.05)
-    monkeypatch.setattr(replicator, "_GRACE_S", 0.0)
 
     async def test() -> None:
         cluster = Cluster(tmp_path, (0, 1))

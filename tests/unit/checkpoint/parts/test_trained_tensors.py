@@ -20,11 +20,8 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int
 
 def test_tensors_are_written_as_safetensors_reads_them(tmp_path: Path) -> None:
     tensors = {f"t{number}": torch.arange(15).reshape(3, 5).to(dtype) for number, dtype in enumerate(DTYPES)}
-    tensors |= {
-        "turned": torch.arange(6.0).reshape(2, 3).t(),
-        "one": torch.tensor(2.5),
-        "none": torch.ones(0, 4),
-    }
+    tensors |= {"turned": torch.arange(6.0).reshape(2, 3).t(), "one": torch.tensor(2.5)}
+    tensors["none"] = torch.ones(0, 4)
     forms = {name: TensorForm(value.dtype, tuple(value.shape)) for name, value in tensors.items()}
     write_tensors(tmp_path / "model.safetensors", forms, tensors.__getitem__, {"steps": "3"})
     loaded = load_file(tmp_path / "model.safetensors")

@@ -68,12 +68,8 @@ def test_parts_of_all_units_make_a_checkpoint() -> None:
 
 def test_copy_with_other_bits_does_not_count() -> None:
     plan = plan_writers({0: [0, 1]}, MACHINES, DISKS, copies=2)
-    reports = [
-        PartReport((part(0, "1"),), b"s"),
-        PartReport((part(0, "2"),), b"s"),
-        PartReport(),
-        PartReport(),
-    ]
+    first, second = (PartReport((part(0, content),), b"s") for content in "12")
+    reports = [first, second, PartReport(), PartReport()]
     written, signing = combine_reports(plan, reports, MACHINES)
     assert written is not None
     assert written.parts == [part(0, "1")]
