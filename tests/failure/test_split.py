@@ -329,7 +329,6 @@ def check_history(history: dict[str, Any], expected: dict[int, float]) -> None:
     assert shared, reasons
     # While all others are dead, one machine computes all blocks and exchanges nothing.
     assert all(each in shared or "computes all of it" in each for each in reasons), reasons
-    assert {"failure", "died"} & {event["kind"] for event in history["events"]}
 
 
 def test_dry_run_places_the_model_and_trains_nothing(folders: tuple[Path, Path]) -> None:
