@@ -57,7 +57,7 @@ log = logging.getLogger("barnraise.checkpoint")
 _PATIENCE_S = 3600.0
 _REPORT_S = 10.0
 _unfinished: list[ShardedSave] = []  # in the background; at most one
-_groups: list[Any] = []  # the program's group, and the second one for saves in the background
+_groups: list[dist.ProcessGroup | None] = []  # the program's, and one for saves in the background
 
 
 class ShardedSave:
