@@ -63,7 +63,10 @@ def test_environment_names_config_file(tmp_path: Path) -> None:
 def test_section_inside_a_section_comes_from_all_sources(tmp_path: Path) -> None:
     text = '[collectives]\nstrategy = "ring"\n[collectives.reduce]\nstrategy = "tree"\narity = 3\n'
     file = write(tmp_path, text)
-    variables = {"BARNRAISE_COLLECTIVES_REDUCE_ARITY": "4", "BARNRAISE_COLLECTIVES_ALL_REDUCE_STRATEGY": "plain"}
+    variables = {
+        "BARNRAISE_COLLECTIVES_REDUCE_ARITY": "4",
+        "BARNRAISE_COLLECTIVES_ALL_REDUCE_STRATEGY": "plain",
+    }
     nested = {"collectives": {"broadcast": {"strategy": "star"}}}
     for more in (nested, {"collectives.broadcast.strategy": "star"}):
         chosen = load_settings(file, variables, more).collectives
@@ -119,8 +122,8 @@ def test_environment_text_becomes_typed_value(
         ('[network]\naddresses = ["10.0.0.1", ""]\n', r"network\.addresses .*item \[1\]"),
         ('[collectives]\nstrategy = "rng"\n', r"collectives\.strategy .*auto, ring, tree"),
         ('[collectives.broadcast]\nstrategy = "doubling"\n', r"broadcast\.strategy .*auto, ring, tree, dir"),
-        ('[collectives.all_gather]\narity = 3\n', r"\[collectives\.all_gather\] has the unknown setting 'arity'"),
-        ('[collectives.all_reduc]\narity = 3\n', r"unknown setting 'all_reduc'[\s\S]*'all_reduce'"),
+        ("[collectives.all_gather]\narity = 3\n", r"all_gather\] has the unknown setting 'arity'"),
+        ("[collectives.all_reduc]\narity = 3\n", r"unknown setting 'all_reduc'[\s\S]*'all_reduce'"),
         ("[collectives]\nreduce = 3\n", r"'collectives\.reduce' must be a section"),
         (
             '[collectives.reduce]\narity = 3\nstrategy = "ring"\n',
@@ -223,7 +226,8 @@ def test_any_environment_text_gives_settings_or_config_error(name: str, text: st
 def test_every_setting_is_documented_with_its_default() -> None:
     text = DOCUMENT.read_text(encoding="utf-8")
     documented = {}
-    for section, body in re.findall(r"^## \[([\w.]+)\]\n(.*?)(?=^## |\Z)", text, flags=re.MULTILINE | re.DOTALL):
+    headed = re.compile(r"^## \[([\w.]+)\]\n(.*?)(?=^## |\Z)", flags=re.MULTILINE | re.DOTALL)
+    for section, body in headed.findall(text):
         for key, default in re.findall(r"^\| `(\w+)` \| ([^|]+) \|", body, flags=re.MULTILINE):
             documented[f"{section}.{key}"] = default.strip()
     assert tuple(documented) == setting_names()

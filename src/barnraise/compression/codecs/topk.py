@@ -97,7 +97,8 @@ class TopK(Codec):
             raise ConfigError("topk is given both k and ratio", hint="Give one of them.")
         if not 0 < ratio <= 1:
             raise ConfigError(
-                f"topk cannot keep a share of {ratio:g}", hint="Give a ratio above 0 and up to 1, such as 0.01."
+                f"topk cannot keep a share of {ratio:g}",
+                hint="Give a ratio above 0 and up to 1, such as 0.01.",
             )
         return cls(k=max(1, round(ratio * counts.get("block", cls.block))), **counts)
 
