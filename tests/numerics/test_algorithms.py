@@ -89,8 +89,8 @@ def test_block_names_the_algorithm_of_its_calls(
     ours: Pool, options: dict[str, object], expected: str
 ) -> None:
     sums = {"dtype": "float32", "sizes": [1000, 70_001]}
-    inner = {"inner": "reductions:all_reduce_rough", "arguments": sums}
-    results = ours.run("algorithms:in_block", world=4, options=options, **inner)
+    inner = "reductions:all_reduce_rough"
+    results = ours.run("algorithms:in_block", world=4, options=options, inner=inner, arguments=sums)
     assert all(taken == [expected] for _, taken in results), results
     assert len({str(digest) for digest, _ in results}) == 1, f"ranks hold different bits: {results}"
 

@@ -94,12 +94,13 @@ def exchange_nodes(
     Raise ProtocolError if a rank does not prove that it has the same secret and peers.
     """
     keys = [f"peer/{other}" for other in range(len(places))]
-    store.set(keys[rank], node.raw + _proof(secret, places, rank, node.raw))  # type: ignore[arg-type]  # bytes are taken too
+    entry = node.raw + _proof(secret, places, rank, node.raw)
+    store.set(keys[rank], entry)  # type: ignore[arg-type]  # bytes are taken too
     wait_for_ranks(store, keys, timeout_s, _HINT)
     entries = read_values(store, keys)
     store.set(_read_key(rank), "1")
     try:
-        return tuple(_proved(entry, secret, places, other) for other, entry in enumerate(entries))
+        return tuple(_proved(each, secret, places, other) for other, each in enumerate(entries))
     except ProtocolError:
         if rank == 0:  # the store ends with this process, and the others shall see the same error
             with suppress(RuntimeError):

@@ -122,8 +122,8 @@ def test_environment_text_becomes_typed_value(
         ('[network]\naddresses = ["10.0.0.1", ""]\n', r"network\.addresses .*item \[1\]"),
         ('[collectives]\nstrategy = "rng"\n', r"collectives\.strategy .*auto, ring, tree"),
         ('[collectives.broadcast]\nstrategy = "doubling"\n', r"broadcast\.strategy .*auto, ring, tree, dir"),
-        ('[collectives.all_gather]\narity = 3\n', r"all_gather\] has the unknown setting 'arity'"),
-        ('[collectives.all_reduc]\narity = 3\n', r"unknown setting 'all_reduc'[\s\S]*'all_reduce'"),
+        ("[collectives.all_gather]\narity = 3\n", r"all_gather\] has the unknown setting 'arity'"),
+        ("[collectives.all_reduc]\narity = 3\n", r"unknown setting 'all_reduc'[\s\S]*'all_reduce'"),
         ("[collectives]\nreduce = 3\n", r"'collectives\.reduce' must be a section"),
         (
             '[collectives.reduce]\narity = 3\nstrategy = "ring"\n',
@@ -226,8 +226,8 @@ def test_any_environment_text_gives_settings_or_config_error(name: str, text: st
 def test_every_setting_is_documented_with_its_default() -> None:
     text = DOCUMENT.read_text(encoding="utf-8")
     documented = {}
-    sections = r"^## \[([\w.]+)\]\n(.*?)(?=^## |\Z)"
-    for section, body in re.findall(sections, text, flags=re.MULTILINE | re.DOTALL):
+    headed = re.compile(r"^## \[([\w.]+)\]\n(.*?)(?=^## |\Z)", flags=re.MULTILINE | re.DOTALL)
+    for section, body in headed.findall(text):
         for key, default in re.findall(r"^\| `(\w+)` \| ([^|]+) \|", body, flags=re.MULTILINE):
             documented[f"{section}.{key}"] = default.strip()
     assert tuple(documented) == setting_names()
