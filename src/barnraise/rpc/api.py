@@ -71,7 +71,11 @@ def start(session: Session | None = None, *, threads: int = _THREADS, timeout_s:
             if error.name != "torch":
                 raise
             raise TorchMissing("barnraise.rpc needs torch, which is not installed") from error
-        _endpoint = connect(_registry, session, threads, timeout_s)
+        endpoint, channels = connect(_registry, session, threads, timeout_s)
+        _endpoint = endpoint  # first: a function that another worker calls may make calls itself
+        endpoint.start(channels)
+        for channel in channels.values():
+            channel.start()
         atexit.unregister(_close_at_exit)
         atexit.register(_close_at_exit)  # after the handlers of what it uses, so that it runs before them
 

@@ -39,8 +39,8 @@ class _World(NamedTuple):
 
 def connect(
     registry: FunctionRegistry, session: Session | None, threads: int, timeout_s: float
-) -> RpcEndpoint:
-    """Return the connected endpoint of this worker. All workers call it.
+) -> tuple[RpcEndpoint, dict[int, PeerChannel]]:
+    """Return the endpoint of this worker, and its channels to the others, not started. All workers call it.
 
     Raise RunError in a run with a guest, and without a group.
     """
@@ -67,10 +67,7 @@ def connect(
     channels = {
         rank: PeerChannel(rank, pair, endpoint.receive, endpoint.lose) for rank, pair in pairs.items()
     }
-    endpoint.start(channels)
-    for channel in channels.values():
-        channel.start()
-    return endpoint
+    return endpoint, channels
 
 
 def refusal(roles: RolesResponse | None, nodes: Sequence[bytes]) -> RunError | None:
