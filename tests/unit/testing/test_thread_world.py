@@ -70,9 +70,14 @@ def test_torch_without_what_is_needed_is_refused(
 
 def test_failure_in_a_simulation_restores_torch() -> None:
     world = distributed_c10d._world
-    with pytest.raises(ValueError, match="here"), separate_worlds():
-        assert distributed_c10d._world is not world
-        raise ValueError("here")
+
+    def fail() -> None:
+        with separate_worlds():
+            assert distributed_c10d._world is not world
+            raise ValueError("here")
+
+    with pytest.raises(ValueError, match="here"):
+        fail()
     assert distributed_c10d._world is world
     with separate_worlds():
         pass
