@@ -142,7 +142,7 @@ class RankChannel:
         table: CostTable | None,
         generation: int,
     ) -> GroupOpened:
-        """Open a group of ranks. Nothing is measured, so that two simulations choose the same algorithms."""
+        """Open a group with the costs of a quiet network: all simulations choose the same algorithms."""
         limit_s = min(timeout_s, self.max_wait_s)
         request, event, replies = self.next_id(), threading.Event(), list[GroupOpened | GroupNotOpened]()
         with self._lock:

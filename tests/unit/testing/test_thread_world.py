@@ -68,16 +68,16 @@ def test_torch_without_what_is_needed_is_refused(
     assert distributed_c10d._world is world
 
 
-def _fail_in_a_simulation(world: object) -> None:
-    with separate_worlds():
-        assert distributed_c10d._world is not world
-        raise ValueError("here")
-
-
 def test_failure_in_a_simulation_restores_torch() -> None:
     world = distributed_c10d._world
+
+    def fail() -> None:
+        with separate_worlds():
+            assert distributed_c10d._world is not world
+            raise ValueError("here")
+
     with pytest.raises(ValueError, match="here"):
-        _fail_in_a_simulation(world)
+        fail()
     assert distributed_c10d._world is world
     with separate_worlds():
         pass
