@@ -14,7 +14,10 @@ from benchmarks.agents.machines import REPOSITORY, Machines
 from benchmarks.agents.runs import CommandLine, start_torchrun
 from lab import Lab
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(700)]
+
+# Its agents wait up to 300 s for each other at their end, also if the one that has the store is gone.
+_TORCHRUN_S = 360.0
 
 SCRIPTS = REPOSITORY / "tests" / "numerics" / "scripts"
 _NUMBERS = re.compile(r"-?\d+\.\d{4,}(?:e-?\d+)?")
@@ -34,7 +37,7 @@ def torchrun(machines: Machines, folder: Path, command: tuple[str, ...], hosts: 
         shutil.copytree(folder / "project", own)
     started = start_torchrun(machines, folders, command, {"ACCELERATE_USE_CPU": "true"})
     try:
-        codes = [process.wait(240) for process in started]
+        codes = [process.wait(_TORCHRUN_S) for process in started]
     except subprocess.TimeoutExpired:
         pytest.fail("torchrun does not end:\n" + "\n".join(process.output() for process in started))
     finally:
