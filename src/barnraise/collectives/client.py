@@ -10,7 +10,7 @@ import itertools
 import logging
 import os
 import secrets
-import select
+import selectors
 import socket
 import subprocess
 import sys
@@ -153,8 +153,10 @@ class CommProcessClient:
         while not ended() and self.lost is None:
             if deadline is not None:
                 left = max(0.0, deadline - time.monotonic())
-                if not select.select([self._direct], [], [], left)[0]:
-                    return
+                with selectors.DefaultSelector() as selector:  # select() refuses descriptors from 1024 on
+                    selector.register(self._direct, selectors.EVENT_READ)
+                    if not selector.select(left):
+                        return
             try:
                 data = self._direct.recv(_READ_BYTES)
             except TimeoutError:

@@ -8,7 +8,7 @@ where bytes go; every stream reports to it through ``ParallelStreamReports``.
 from __future__ import annotations
 
 import contextlib
-import select
+import selectors
 import socket
 import ssl
 import threading
@@ -146,10 +146,14 @@ class ParallelStream:
                     sock.close()
 
     def _wait(self) -> None:
-        writers = [self._socket] if self._views or self._outgoing else []
-        reading = self._incoming is None or self._payload is not None
-        readers = [self._wake, self._socket] if reading else [self._wake]
-        ready, _, _ = select.select(readers, writers, [], _POLL_S)
+        events = selectors.EVENT_WRITE if self._views or self._outgoing else 0
+        if self._incoming is None or self._payload is not None:
+            events |= selectors.EVENT_READ
+        with selectors.DefaultSelector() as selector:  # select() refuses descriptors from 1024 on
+            selector.register(self._wake, selectors.EVENT_READ)
+            if events:
+                selector.register(self._socket, events)
+            ready = [key.fileobj for key, _ in selector.select(_POLL_S)]
         if self._wake in ready:
             with contextlib.suppress(BlockingIOError):
                 self._wake.recv(4096)

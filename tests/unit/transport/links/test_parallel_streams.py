@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import select
+import selectors
 import socket
 import time
 from collections.abc import Iterator
@@ -43,7 +43,9 @@ def until(reports: ParallelStreamReports, kind: str) -> ParallelStreamReport:
             if report.kind == kind:
                 kept.remove(report)
                 return report
-        select.select([reports], [], [], 0.2)
+        with selectors.DefaultSelector() as selector:
+            selector.register(reports, selectors.EVENT_READ)
+            selector.select(0.2)
         kept += reports.take()
     raise AssertionError(f"no {kind} among {[report.kind for report in kept]}")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import select
+import selectors
 import sys
 from pathlib import Path
 
@@ -25,8 +25,10 @@ def drive(address: str, port: int, broker: Path) -> str:
     steps = dial(address, port, WORKER, 0, security, lambda: True)
     try:
         for sock, wait in steps:
-            reads, writes = ([sock], []) if wait is SocketWait.READ else ([], [sock])
-            assert any(select.select(reads, writes, [], 30))
+            event = selectors.EVENT_READ if wait is SocketWait.READ else selectors.EVENT_WRITE
+            with selectors.DefaultSelector() as selector:
+                selector.register(sock, event)
+                assert selector.select(30)
     except BarnraiseError as error:
         return error.message
     raise AssertionError("the other side ends the handshake")
